@@ -31,6 +31,7 @@ from emulation import RANKS, Emulated, Region, mirror
 
 import iris
 from iris import bench
+from iris.bench.accuracy import roundings_of_sum
 from iris.bench.cases.fused import GPU_SHAPES, local_params, uneven
 from iris.bench.cases.operands import Operands, problem_of, roundings_of
 from iris.bench.cases.ways import check_options, way, with_options
@@ -104,13 +105,14 @@ def regions(operands: Mirrored, config: FusedConfig, workspace: FusedWorkspace, 
         output = Region(operands.output, 0)
         by_rows = problem.gather_dim == 0
         part = Region(workspace.staging, rows * k * item if by_rows else k // world * item, 0 if by_rows else k * item)
-        together = algorithm == "baseline" or (algorithm == "decomposed" and not by_rows)
+        at_once = algorithm == "decomposed" and not by_rows and not config.adds_columns(problem)
+        together = algorithm == "baseline" or at_once
         flags = FLAG if together else FLAG * len(owned_chunks(config, operands.a.shape[0]))
         if algorithm == "push" and config.comm_sms is not None:
             flags = FLAG * num_pieces(config, *operands.a.shape)
     if algorithm in EXCHANGING:
         blocks = exchanged_blocks(problem, algorithm, num_sms, workspace.flagged)
-        flags = FLAG * exchange.MAX_PROGRAMS
+        flags = FLAG * exchange.MAX_PROGRAMS.value
         part = Region(workspace.staging, blocks.nbytes(problem.exchanged_dtype))
         if problem.op == SCATTER:
             output = Region(operands.output, 0)
@@ -208,7 +210,7 @@ def run(state: bench.State, ctx: iris.Iris, op: str) -> None:
         state.skip(f"ranks' places are no multiple of {VECTOR} bytes apart")
     one.turn(places)
     options: dict[str, Any] = {"gather_dim": gather_dim} if op == GATHER else {}
-    roundings = roundings_of(op, world)
+    roundings = roundings_of(op, world) + (roundings_of_sum(world) if config.adds_columns(problem) else 0)
 
     def call() -> None:
         getattr(one.ops, op)(operands.output, operands.a, operands.b, config=config, **options)

@@ -8,6 +8,7 @@ one call: all ranks draw the same matrices from a seed, so each knows the right 
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 import os
 import warnings
@@ -89,6 +90,12 @@ class Way(NamedTuple):
     def ring(self) -> bool:
         """Whether sums travel from rank to rank, and are rounded at each."""
         return self.algorithm == "ring"
+
+    @property
+    def adds_columns(self) -> bool:
+        """Whether products of one rank's columns are added up in the output, and rounded each time; not if they are of
+        8 bits."""
+        return (self.op, self.algorithm, self.gather_dim) == (GATHER, "decomposed", 1)
 
     @property
     def least_programs(self) -> int:
@@ -279,6 +286,14 @@ def ring_sums(parts: list[torch.Tensor], bias: torch.Tensor) -> list[torch.Tenso
     return [*sums, sums[-1] + bias] if sums else []
 
 
+def column_sums(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor, world: int, rank: int) -> list[torch.Tensor]:
+    """The sums that are rounded when ``rank`` adds up the products of one rank's columns after the other, beginning
+    with its own; without the last, which is the result."""
+    pairs = list(zip(a.double().chunk(world, 1), b.double().chunk(world), strict=True))
+    products = (left @ right for left, right in (*pairs[rank:], *pairs[:rank]))
+    return list(itertools.accumulate(products, initial=bias))[1:-1]
+
+
 def trial(
     ctx: iris.Iris,
     way: Way,
@@ -354,8 +369,12 @@ def trial(
     products = [left @ right for left, right in terms]
     squares = sum((left**2 @ right**2 for left, right in terms), shift**2)
     result = share(sum(products, shift))
-    sent = ring_sums(products, shift) if way.ring else products if way.algorithm != "atomic" else []
-    parts = [share(one) for one in sent] if reduces else []
+    rounded = []
+    if reduces and way.algorithm != "atomic":
+        rounded = ring_sums(products, shift) if way.ring else products
+    elif way.adds_columns and dtype in FLOATS:
+        rounded = column_sums(a, b, shift, world, rank)
+    parts = [share(one) for one in rounded]
     frame, output = _empty(
         ctx, tuple(result.shape), out, _output_layout(way, layout), way.op in (SCATTER, ALL_REDUCE)
     )  # fmt: skip

@@ -409,7 +409,7 @@ def test_the_floor_is_that_of_the_l2_that_a_call_finds(l2: str, monkeypatch: pyt
     monkeypatch.setattr(fused, "evict", evict)
     monkeypatch.setattr(fused, "way", lambda *_: mock.Mock(config=None))
     monkeypatch.setattr(fused, "hardware", lambda _: known)
-    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "")
+    monkeypatch.setattr(fused, "target_of", mock.Mock())
     state = mock.MagicMock(params={"l2": l2})
     values = {"shape": "1x1024x8192", "m": 1, "n": 1024, "k": 8192, "dtype": "bf16", "algorithm": "local"}
     state.__getitem__.side_effect = values.__getitem__

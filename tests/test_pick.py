@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 import os
@@ -622,7 +623,11 @@ def test_rules_of_single_ops() -> None:
         assert "2 of 8 ranks in 2 chunks" in str(obstacle(one, replace(two, num_chunks=2), H200))
     assert obstacle(reduce, replace(two, num_chunks=2, owners_per_matmul=8), H200) is None
     assert "9 of 8 ranks in 2 chunks" in str(obstacle(reduce, replace(two, num_chunks=2, owners_per_matmul=9), H200))
-    assert "where each has columns" in str(obstacle(replace(gather, gather_dim=1), two, H200))
+    columns = replace(gather, gather_dim=1)
+    for chunks, owners in itertools.product((1, 2), (1, 2, 7, 8, 9)):
+        config = replace(two, num_chunks=chunks, owners_per_matmul=owners)
+        assert (obstacle(columns, config, H200) is None) == (owners in ((1, 8) if chunks > 1 else (1, 2, 7, 8)))
+        assert (obstacle(replace(columns, dtype=torch.int8), config, H200) is None) == (owners == 1)
     assert "8 of 8 ranks in 1 chunks" in str(obstacle(reduce, replace(two, owners_per_matmul=8), H200))
     assert "3 chunks of 2 block rows" in str(obstacle(short, replace(PLAIN, num_chunks=3), H200))
     assert obstacle(replace(short, m=257), replace(PLAIN, num_chunks=3), H200) is None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -54,13 +56,27 @@ def test_equal_lengths_are_no_more_than_are_wanted(wanted: int) -> None:
 
 def multiplied(way: Way, options: dict[str, Any], m: int, seed: int) -> tuple[list[int], float]:
     """The rows of each product of the library, in order, and the error of the result."""
-    one, found, multiply = trial(context(), way, (m, 16, 32), torch.float16, seed), [], OpCall.multiply
+    shapes, excess = products(way, options, m, seed)
+    return [rows for rows, _ in shapes], excess
 
-    def multiplies(call: OpCall, product: torch.Tensor, a: torch.Tensor, *rest: Any) -> None:
-        found.append(a.shape[0])
-        multiply(call, product, a, *rest)
 
-    with mock.patch.object(OpCall, "multiply", multiplies):
+def products(
+    way: Way, options: dict[str, Any], m: int, seed: int, dtype: torch.dtype = torch.float16, bias: str | None = None
+) -> tuple[list[tuple[int, int]], float]:
+    """The rows and columns of A in each product, in order, and the error of the result."""
+    one = trial(context(), way, (m, 16, 32), dtype, seed, bias)
+    found: list[tuple[int, int]] = []
+
+    def noting(method: Callable[..., None]) -> Callable[..., None]:
+        def noted(call: OpCall, product: torch.Tensor, a: torch.Tensor, *rest: Any, **named: Any) -> None:
+            found.append((a.shape[0], a.shape[1]))
+            method(call, product, a, *rest, **named)
+
+        return noted
+
+    with ExitStack() as patched:
+        for name in ("multiply", "add"):
+            patched.enter_context(mock.patch.object(OpCall, name, noting(getattr(OpCall, name))))
         one.run(replace(SMALL, **options))
     return found, one.excess()
 
@@ -71,7 +87,7 @@ def multiplied(way: Way, options: dict[str, Any], m: int, seed: int) -> tuple[li
     [
         (Way(SCATTER, "decomposed"), 0.5, [64, 32]),
         (Way(SCATTER, "decomposed"), 2.0, [32, 64]),
-        (Way(GATHER, "decomposed", 1), 2.0, [32, 64]),
+        (Way(GATHER, "decomposed", 1), 2.0, [96, 32, 64]),  # the own columns, then the peer's in chunks
         (Way(GATHER, "decomposed", 0), 0.5, [96, 64, 32]),  # the own part, then that of the peer in chunks
         (Way(ALL_REDUCE, "decomposed"), 2.0, [16, 16, 32, 32]),
         (Way(REDUCE_SCATTER, "decomposed"), 2.0, [32, 32, 64, 64]),
@@ -130,6 +146,23 @@ def test_a_matmul_for_the_rows_of_several_ranks(ranks: Ranks, seed: int) -> None
     for counts, excess in ranks.run(multiplied, way, {"owners_per_matmul": 2, "num_chunks": 2}, 20, seed):
         assert excess <= 1
         assert counts == [*[20] * (world - 1), 16, 4]
+
+
+@pytest.mark.parametrize("ranks", worlds(3, 4), indirect=True)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("bias", [None, "row", "column"])
+def test_columns_of_several_ranks_are_added_up(ranks: Ranks, dtype: torch.dtype, bias: str | None, seed: int) -> None:
+    """The own columns come first, then those of some ranks at a time, the last in chunks of rows. With all ranks'
+    columns at once, and in 8 bits, chunks of rows are multiplied whole."""
+    way, world = Way(GATHER, "decomposed", 1), ranks.world_size
+    for owners, chunks in ((1, [16, 4]), (2, [20]), (world, [16, 4])):
+        options = {"owners_per_matmul": owners, "num_chunks": len(chunks)}
+        for rank, (shapes, excess) in enumerate(ranks.run(products, way, options, 20, seed, dtype, bias)):
+            *others, last = (32 * len(group) for group in arriving_groups(rank, world, owners))
+            one_by_one = [(20, 32), *((20, cols) for cols in others), *((rows, last) for rows in chunks)]
+            adds = owners < world and dtype.itemsize > 1
+            assert shapes == (one_by_one if adds else [(rows, 32 * world) for rows in chunks])
+            assert excess <= 1
 
 
 @pytest.mark.parametrize("ranks", worlds(3, 4), indirect=True)

@@ -263,35 +263,44 @@ class _Call(OpCall):
             couriers=0 if self.by_rows else self.programs,
         )  # fmt: skip
         with self.workspace.engine.running():
-            self._put(own, [chunks_of(own.shape[0], plan.chunks, self.config.block_size_m)] * self.ctx.world_size)
+            chunks = chunks_of(own.shape[0], plan.chunks, self.config.block_size_m)
+            self._put(own, [chunks] * self.ctx.world_size, by_peer=self.by_rows)
             self.launch(plan, a=own, gathered=self._staged())
 
     def decomposed(self) -> None:
         own, parts = row_major(self.workspace, self.a), self.decomposition()
-        chunks = self.config.cut(own.shape[0])
-        if self.by_rows:
-            multiply = partial(self._multiply_rows_by_rank, own, parts, chunks)
+        chunks, adds = self.config.cut(own.shape[0]), self.config.adds_columns(self.problem)
+        if self.by_rows or adds:
+            multiply = partial(self._multiply_by_rank, own, parts, chunks)
         else:
             multiply = partial(self._multiply_gathered_rows, own, chunks, parts.landings(len(chunks)))
-        with parts.engine.running(lanes_for(own.dtype), last=lambda: parts.leave(meet=True)):
+        with parts.engine.running(1 if adds else lanes_for(own.dtype), last=lambda: parts.leave(meet=True)):
             multiply()
 
-    def _multiply_rows_by_rank(self, own: torch.Tensor, parts: Decomposition, chunks: list[Rows]) -> None:
-        """Multiply one rank's rows at a time, or some ranks' together. Only the part that arrives last is cut into
+    def _multiply_by_rank(self, own: torch.Tensor, parts: Decomposition, chunks: list[Rows]) -> None:
+        """Multiply one rank's part at a time, or some ranks' together: by rows, for as many rows of the output; by
+        columns, products are added up in the output, in one lane. Only the part that arrives last is cut into
         ``chunks``: while any other part arrives, there are earlier ones to compute."""
-        rank, world, rows, staged = self.ctx.rank, self.ctx.world_size, own.shape[0], self._staged()
+        rank, world, (rows, cols), staged = self.ctx.rank, self.ctx.world_size, own.shape, self._staged()
         lane = itertools.count()
         with parts.engine.lane(next(lane)):  # first: the GPU then computes while the host is still asking for copies
-            self.fill(own, Rows(rank * rows, rows))
+            if self.by_rows:
+                self.fill(own, Rows(rank * rows, rows))
+            else:
+                self.multiply(self.output, own, self.bias, b=Rows(rank * cols, cols).of(self.b))
         cuts = [[Rows(0, rows)]] * (world - 1) + [chunks]
-        self._put(own, cuts)
+        self._put(own, cuts, by_peer=True)
         for group in arriving_groups(rank, world, self.config.owners(chunks)):
             for chunk, part in enumerate(cuts[(group[-1] - rank) % world]):
                 with parts.engine.lane(next(lane)):
                     for owner in group:
                         parts.wait_arrival(owner * len(chunks) + chunk, owner)
-                    those = Rows(group[0] * rows + part.first, (len(group) - 1) * rows + part.count)
-                    self.fill(those.of(staged), those)
+                    if self.by_rows:
+                        those = Rows(group[0] * rows + part.first, (len(group) - 1) * rows + part.count)
+                        self.fill(those.of(staged), those)
+                    else:
+                        those = Rows(group[0] * cols, len(group) * cols)
+                        self.add(part.of(self.output), those.of(part.of(staged).T).T, part, those.of(self.b))
 
     def _multiply_gathered_rows(self, own: torch.Tensor, chunks: list[Rows], landings: list[Landing]) -> None:
         """Multiply one chunk of rows at a time, once all ranks' columns of these rows have arrived."""
@@ -342,14 +351,15 @@ class _Call(OpCall):
             rounds=self.config.num_rounds if self.by_rows else 1,
         )  # fmt: skip
 
-    def _put(self, own: torch.Tensor, cuts: list[list[Rows]]) -> None:
+    def _put(self, own: torch.Tensor, cuts: list[list[Rows]], *, by_peer: bool) -> None:
         """Ask for copies of this rank's part to all peers, previous rank first, and of the epoch after each chunk.
-        ``cuts``: the chunks for each peer, indexed by its place in this order, from 1 on."""
+        ``cuts``: the chunks for each peer, indexed by its place in this order, from 1 on. ``by_peer``: all chunks for
+        one peer, then those for the next one, as peers need one rank's part first; else chunk by chunk, as they need
+        all ranks' columns of its rows."""
         parts, here, rank, world = self.decomposition(), self._part(self._staged()), self.ctx.rank, self.ctx.world_size
         chunks = max(map(len, cuts))
         pairs = [(step, chunk) for step in range(1, world) for chunk in range(len(cuts[step]))]
-        # By rows, the first tiles need one rank's part: peer by peer. By columns, all ranks' parts: chunk by chunk.
-        for step, chunk in pairs if self.by_rows else sorted(pairs, key=lambda pair: pair[1]):
+        for step, chunk in pairs if by_peer else sorted(pairs, key=lambda pair: pair[1]):
             peer, part = (rank - step) % world, cuts[step][chunk]
             parts.engine.put(part.of(own), part.of(here), peer)
             parts.flag(rank * chunks + chunk, peer)

@@ -13,7 +13,7 @@ from iris.ops.config import FusedConfig
 from iris.ops.decomposed import Decomposition
 from iris.ops.exchange import Blocks
 from iris.ops.launching import run
-from iris.ops.local_matmul import plain_matmul
+from iris.ops.local_matmul import add_product, plain_matmul
 from iris.ops.plan import Plan
 from iris.ops.problem import Problem
 from iris.ops.room import exchanged_blocks
@@ -81,12 +81,22 @@ class OpCall:
         )  # fmt: skip
 
     def multiply(
-        self, product: torch.Tensor, a: torch.Tensor, bias: torch.Tensor | None = None, rows: Rows | None = None
+        self,
+        product: torch.Tensor,
+        a: torch.Tensor,
+        bias: torch.Tensor | None = None,
+        rows: Rows | None = None,
+        b: torch.Tensor | None = None,
     ) -> None:
-        """``product = a @ b * scales + bias`` by the library's matmul; ``rows``: the rows of A that ``a`` holds; None:
-        all."""
-        scales = self.scales if rows is None else self.scales.of(rows)
-        plain_matmul(self.workspace, product, a, self.b, bias, scales, self.config, self.trace)
+        """``product = a @ b * scales + bias`` by the library's matmul. ``rows``: the rows of A that ``a`` holds; None:
+        all. ``b``: the rows of B that belong to its columns; None: all."""
+        scales, b = self.scales if rows is None else self.scales.of(rows), self.b if b is None else b
+        plain_matmul(self.workspace, product, a, b, bias, scales, self.config, self.trace)
+
+    def add(self, total: torch.Tensor, a: torch.Tensor, rows: Rows, b: torch.Tensor | None = None) -> None:
+        """``total += a @ b * scales``, rounded; see :meth:`multiply`."""
+        b = self.b if b is None else b
+        add_product(self.workspace, total, a, b, self.scales.of(rows), self.config)
 
     def fill(self, a: torch.Tensor, rows: Rows | None = None) -> None:
         """``output = a @ b * scales + bias`` by the library's matmul; ``rows``: only these rows, which ``a`` holds;

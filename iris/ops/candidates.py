@@ -119,6 +119,11 @@ def _owners(*counts: int) -> tuple[Fields, ...]:
     return tuple({"owners_per_matmul": count} for count in counts)
 
 
+def _at_once(*world_sizes: int) -> tuple[Fields, ...]:
+    """Gathers of columns: all ranks' columns of some chunks of rows."""
+    return tuple({"owners_per_matmul": world, "num_chunks": count} for world in world_sizes for count in (2, 4))
+
+
 def _growing(*choices: tuple[int, float]) -> tuple[Fields, ...]:
     return tuple({"num_chunks": count, "chunk_growth": growth} for count, growth in choices)
 
@@ -131,7 +136,7 @@ ALGORITHMS: dict[str, dict[str, tuple[Fields, ...]]] = {
     LOCAL: {"local": ({},)},
     GATHER: {
         "copy_engine": _chunks(1, 2, 4, 8),
-        "decomposed": (*_chunks(1, 2, 4), *_owners(2, 3)),
+        "decomposed": (*_chunks(1, 2, 4), *_owners(2, 3), *_at_once(2, 4, 8)),
         "push": (
             {},
             *(fields | {"k_per_flag": blocks} for blocks in (8, 16) for fields in _comm(16, 32, 64)),

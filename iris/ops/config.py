@@ -10,6 +10,7 @@ import torch
 
 from iris.errors import ArgumentError
 from iris.ops.algorithms import EXCHANGING
+from iris.ops.problem import QUANTISED, Problem
 from iris.ops.rows import Rows, chunks_of, evenly
 
 LAYOUTS = ("k_contiguous", "m_contiguous")
@@ -86,7 +87,9 @@ class FusedConfig:
         owners_per_matmul: the number of ranks whose rows one matmul computes, with ``decomposed``: in all-reduce, and,
             with one chunk, in reduce-scatter and gathers of rows. A chunk half as long as the first takes twice as many
             ranks' rows. More than 1 fills the device where one rank's rows are too few; but sums are sent later, and a
-            gather waits for more rows before it computes.
+            gather waits for more rows before it computes. In a gather of columns it is the number of ranks whose
+            columns one matmul multiplies; its product is rounded and added to those before. With all ranks' columns
+            nothing is added up: each chunk of rows is multiplied when all its columns are there. So are 8-bit dtypes.
         stream_k: split the tiles of the last waves evenly over all programs, along K (Stream-K).
         two_tiles: with ``stream_k``, split so many tiles that each program gets one to two tiles' worth. False, which
             is mostly faster, gives each less than one.
@@ -235,6 +238,12 @@ class FusedConfig:
         if not everywhere:
             return 1
         return -(-self.owners_per_matmul * chunks[0].count // chunks[chunk].count)
+
+    def adds_columns(self, problem: Problem) -> bool:
+        """Whether a gather of columns multiplies some ranks' columns at a time, as they arrive, and adds up the
+        products; else it waits for all ranks' columns of a chunk of rows. Products of 8 bits are not added up."""
+        by_columns = self.algorithm == "decomposed" and problem.gather_dim == 1
+        return by_columns and self.owners_per_matmul < problem.world_size and problem.dtype not in QUANTISED
 
     def comm_programs(self, op: str, num_sms: int) -> int:
         """The number of programs that only move data, for an algorithm that has such programs.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from iris.ops.algorithms import ALL_REDUCE, GATHER, LIBRARY, TRAITS, algorithms
 from iris.ops.config import MI300_SHARED_NBYTES, FusedConfig, Target, most_warps
-from iris.ops.problem import Problem
+from iris.ops.problem import QUANTISED, Problem
 from iris.ops.rows import MAX_CHUNKS
 from iris.ops.words import sent_in_words, words_nbytes
 
@@ -45,10 +45,12 @@ def obstacle(problem: Problem, config: FusedConfig, target: Target) -> str | Non
     together = problem.world_size - 1  # in one chunk: with all ranks' rows at once, nothing would overlap
     if config.num_chunks > 1:
         together = problem.world_size if problem.op == ALL_REDUCE else 1
+    if problem.gather_dim == 1 and problem.dtype in QUANTISED:  # always all ranks' columns
+        together = 1
+    elif problem.gather_dim == 1 and config.owners_per_matmul == problem.world_size:
+        together = problem.world_size
     if config.owners_per_matmul > max(1, together):
-        return f"rows of {config.owners_per_matmul} of {problem.world_size} ranks in {config.num_chunks} chunks"
-    if problem.op == GATHER and config.owners_per_matmul > 1 and problem.gather_dim == 1:
-        return f"rows of {config.owners_per_matmul} ranks, where each has columns"
+        return f"parts of {config.owners_per_matmul} of {problem.world_size} ranks in {config.num_chunks} chunks"
     if problem.op == ALL_REDUCE and algorithm == "copy_engine" and problem.m % problem.world_size:
         return f"{problem.m} rows cannot be shared evenly by {problem.world_size} ranks"
     return None if has_no_tile(config) else too_large(problem, config, target)

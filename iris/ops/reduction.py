@@ -47,7 +47,6 @@ from iris.ops.call import OpCall
 from iris.ops.decomposed import Landing, reduce_in_ring, wait_landed
 from iris.ops.exchange import exchange
 from iris.ops.launching import accumulator_of
-from iris.ops.local_matmul import add_product
 from iris.ops.plan import Plan
 from iris.ops.rows import Rows, chunks_of, owned_from, owner_groups, summing_step
 from iris.ops.words import tiles_sent
@@ -268,7 +267,7 @@ class SumCall(OpCall):
                 torch.add(rows.of(sums), bias, out=total)
             elif last and not everywhere:
                 total.copy_(rows.of(sums))
-            add_product(self.workspace, total, a, self.b, self.scales.of(rows), self.config)
+            self.add(total, a, rows)
 
         chunks = chunks_of(per_rank, self.config.num_chunks, self.config.block_size_m)
         reduce_in_ring(self.decomposition(), sums, chunks, per_rank, multiply, everywhere=everywhere)

@@ -62,6 +62,7 @@ class FusedWorkspace(Live):
         return bool(self.ready.numel() > MIN_FLAGS)
 
     def has_room(self, staging_nbytes: int, num_flags: int) -> bool:
+        """Whether it has this much staging memory and so many flags."""
         return bool(self.staging.numel() >= staging_nbytes and self.ready.numel() >= num_flags)
 
     def staged(self, rows: int, cols: int, dtype: torch.dtype) -> torch.Tensor:

@@ -252,7 +252,7 @@ class Runner:
             operands.fill()
             operands.spoil()
             operands.call(config)
-            complaint = operands.complaint(operands.output, operands.roundings)
+            complaint = operands.complaint(operands.output, operands.roundings_by(config))
         except FATAL:
             raise
         except _DROPPED_FOR as error:

@@ -107,6 +107,11 @@ class Operands:
     def roundings(self) -> float:
         return roundings_of(self.op, self.ctx.world_size)
 
+    def roundings_by(self, config: FusedConfig) -> float:
+        """:attr:`roundings` by ``config``, which may add up products of ranks' columns."""
+        adds = config.adds_columns(self.problem)
+        return self.roundings + (roundings_of_sum(self.ctx.world_size) if adds else 0)
+
     def call(self, config: FusedConfig | None = None, ctx: Any = None, **options: Any) -> None:
         """Call the op; ``ctx``, if given, replaces the context."""
         if self.op == GATHER:

@@ -142,7 +142,7 @@ def _iris(state: State, operands: Operands, name: str) -> Way:
     if config is not None and (reason := obstacle(operands.problem, config, target_of(operands.ctx))) is not None:
         state.skip(f"{name}: {reason}")
     used = config or pick_config(operands.problem, target_of(operands.ctx))
-    return Way(partial(operands.call, config), lambda: operands.output, operands.roundings, config=used)
+    return Way(partial(operands.call, config), lambda: operands.output, operands.roundings_by(used), config=used)
 
 
 def _config(operands: Operands, name: str) -> FusedConfig:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from iris.ops.model.machine import FLAG_S, LAUNCH_S, MEET_S, WORD_S
 from iris.ops.model.matmul import Call, Deal, library_s
-from iris.ops.model.parts import STEP_S, exchange_s, flag_s, landing_s, multiplied_s, next_copy_s
+from iris.ops.model.parts import AWAITED_STEP_S, STEP_S, exchange_s, flag_s, landing_s, multiplied_s, next_copy_s
 from iris.ops.rows import abreast, arriving_groups, evenly
 
 _GATHERED_S = 3e-6
@@ -17,6 +17,8 @@ _APART = 2.0
 """How often B is read in a wave of other ranks' rows, whose tiles do not begin at the same time."""
 _LANES_APART = 0.3
 """The share of the cost of whole waves of chunks that remains with two lanes."""
+_ADDED = 0.75
+"""The share of the time for reading and writing a sum, to which columns are added, that the matmul does not hide."""
 _READING_S = 4e-6
 """The time of a chunk of few rows beside that for reading all of B."""
 _PULL_STEP_S = 4e-6
@@ -32,8 +34,9 @@ much longer computing takes with tiles of fewer than 128 columns."""
 _CONTENTION, _CHUNKS_CONTENTION = 0.17, 0.25
 """How much longer transfers take on 8 ranks because of incast (:meth:`.Call.contention`): in ``push`` by programs that
 only send; and in chunks of all ranks' columns."""
-_COLUMNS_S = 20e-6
-"""``copy_engine``: an additional time of a gather of columns (2 and 4 × H200, 2026-11-27)."""
+_COLUMNS_S, _PIECEWISE = 20e-6, 1.04
+"""``copy_engine``: an additional time of a gather of columns (2 and 4 × H200, 2026-11-27), and how much longer its
+tiles take, as each waits for one rank's columns after the other (2 × H200, 2026-11-30)."""
 _ARRIVALS = 4
 """The number of rows of tiles in each part for which the arrival is considered."""
 
@@ -90,8 +93,10 @@ def _copied(call: Call) -> float:
             else:
                 ready = ((step - 1) * chunks + chunk + 1) * each
                 arrivals.append((ready + FLAG_S, first, 0.0))
-    beside = LAUNCH_S + MEET_S + (_COLUMNS_S if _by_columns(call) else 0.0)
-    return beside + max(_keep_own_s(call) + deal.total_s, deal.end_s(arrivals))
+    computing = max(_keep_own_s(call) + deal.total_s, deal.end_s(arrivals))
+    if _by_columns(call):
+        computing = _COLUMNS_S + _PIECEWISE * computing
+    return LAUNCH_S + MEET_S + computing
 
 
 def _pushed(call: Call) -> float:
@@ -181,23 +186,33 @@ def _chunk_s(call: Call, share: float) -> float:
 
 def _decomposed(call: Call) -> float:
     """The library's matmul of each chunk once it has arrived."""
-    return LAUNCH_S + (_by_chunks_s(call) if _by_columns(call) else _by_rank_s(call)) + MEET_S
+    at_once = _by_columns(call) and not call.config.adds_columns(call.problem)
+    return LAUNCH_S + (_by_chunks_s(call) if at_once else _by_rank_s(call)) + MEET_S
 
 
 def _by_rank_s(call: Call) -> float:
-    """The own rows first, then those of one rank, or of several together, once they have arrived; the last part in
+    """The own part first, then that of one rank, or of several together, once they have arrived; the last part in
     chunks. It is the time of the slowest rank, since groups of ranks differ in size from rank to rank."""
-    rows = call.problem.m // call.world or 1
+    rows = call.problem.m if _by_columns(call) else call.problem.m // call.world or 1
     shares, size = call.shares(rows), call.config.owners(call.config.cut(rows))
     slowest = 0.0
     for sizes in {tuple(map(len, arriving_groups(rank, call.world, size))) for rank in range(call.world)}:
-        end, ready = _chunk_s(call, 1 / call.world), 0.0
+        end, ready = _part_s(call, 1, 1.0, begun=False), 0.0
         for place, ranks in enumerate(sizes, 1):
             for share in shares if place == len(sizes) else [1.0]:
                 ready += (ranks - 1) * _sending_s(call) + _sending_s(call, share)
-                end = max(end, ready + FLAG_S) + STEP_S + _chunk_s(call, (ranks - 1 + share) / call.world)
+                end = max(end, ready + FLAG_S) + _part_s(call, ranks, share, begun=True)
         slowest = max(slowest, end)
     return slowest
+
+
+def _part_s(call: Call, ranks: int, share: float, *, begun: bool) -> float:
+    """The library's matmul of the parts of ``ranks`` ranks, the last of which is cut, and this is a ``share`` of it.
+    ``begun``: behind others. By columns it then reads and writes the sum of those before."""
+    if not _by_columns(call):
+        return _chunk_s(call, (ranks - 1 + share) / call.world) + (STEP_S if begun else 0.0)
+    adding = AWAITED_STEP_S + share * _ADDED * 2 * call.output_nbytes / call.machine.memory_rate
+    return share * ranks / call.world * (library_s(call) - LAUNCH_S) + (adding if begun else LAUNCH_S)
 
 
 def _by_chunks_s(call: Call) -> float:
