@@ -34,9 +34,8 @@ much longer computing takes with tiles of fewer than 128 columns."""
 _CONTENTION, _CHUNKS_CONTENTION = 0.17, 0.25
 """How much longer transfers take on 8 ranks because of incast (:meth:`.Call.contention`): in ``push`` by programs that
 only send; and in chunks of all ranks' columns."""
-_COLUMNS_S, _PIECEWISE = 20e-6, 1.04
-"""``copy_engine``: an additional time of a gather of columns (2 and 4 × H200, 2026-11-27), and how much longer its
-tiles take, as each waits for one rank's columns after the other (2 × H200, 2026-11-30)."""
+_COLUMNS_S = 20e-6
+"""``copy_engine``: an additional time of a gather of columns (2 and 4 × H200, 2026-11-27)."""
 _ARRIVALS = 4
 """The number of rows of tiles in each part for which the arrival is considered."""
 
@@ -93,10 +92,8 @@ def _copied(call: Call) -> float:
             else:
                 ready = ((step - 1) * chunks + chunk + 1) * each
                 arrivals.append((ready + FLAG_S, first, 0.0))
-    computing = max(_keep_own_s(call) + deal.total_s, deal.end_s(arrivals))
-    if _by_columns(call):
-        computing = _COLUMNS_S + _PIECEWISE * computing
-    return LAUNCH_S + MEET_S + computing
+    beside = LAUNCH_S + MEET_S + (_COLUMNS_S if _by_columns(call) else 0.0)
+    return beside + max(_keep_own_s(call) + deal.total_s, deal.end_s(arrivals))
 
 
 def _pushed(call: Call) -> float:
