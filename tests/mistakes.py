@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 
 import iris
+from iris.device.words import store_words, take_words
 
 FIRST_A_FLAG = "expected a pointer to a flag: the first argument"
 FIRST_A_POINTER = "expected a pointer: the first argument; in iris.peer's functions the second, after the handle"
@@ -40,6 +41,14 @@ MISTAKES = {
     "signal_all, handle before valid": NO_RANKS,
     "signal_all, no handle": NO_HANDLE,
     "load, data for rank": NO_RANKS,
+    "store, mask for peer": NO_RANKS,
+    "load, True for rank": NO_RANKS,
+    "words of floats": "words are int32, or int64 for data that is not floats",
+    "floats as words": "data: expected int32; of other dtypes its bits",
+    "words taken of a row": "words are taken in blocks of three dimensions",
+    "words taken of floats": "words are int32, or int64 for data that is not floats",
+    "words of one peer": "peers: expected a block with a rank for each peer of the words",
+    "words, no handle": NO_HANDLE,
     "copy, data for rank": NO_RANKS,
     "barrier_among, handle first": NO_MEMBERS,
     "barrier_among, handle second": NO_MEMBERS,
@@ -112,6 +121,23 @@ def mistaken_kernel(flag, data, handle, KIND: tl.constexpr):
         iris.signal_all(flag, 1, 0, True, handle.bases)
     elif KIND == "load, data for rank":
         tl.store(data, iris.peer.load(handle, data, data))
+    elif KIND == "store, mask for peer":
+        lanes = tl.arange(0, 2)
+        iris.peer.store(handle, data + lanes, 1.0, lanes < 1)
+    elif KIND == "load, True for rank":
+        tl.store(data, iris.peer.load(handle, data, True))
+    elif KIND == "words of floats":
+        store_words(data + tl.arange(0, 2), tl.arange(0, 2))
+    elif KIND == "floats as words":
+        store_words(flag + tl.arange(0, 2), tl.arange(0, 2) * 1.0)
+    elif KIND == "words taken of a row":
+        take_words(flag + tl.arange(0, 128), 1, tl.arange(0, 1), True, handle)
+    elif KIND == "words taken of floats":
+        take_words((data + tl.arange(0, 128))[None, None, :], 1, tl.arange(0, 1), True, handle)
+    elif KIND == "words of one peer":
+        take_words((flag + tl.arange(0, 128))[None, None, :], 1, 0, True, handle)
+    elif KIND == "words, no handle":
+        take_words((flag + tl.arange(0, 128))[None, None, :], 1, tl.arange(0, 1), True, handle.bases)
     elif KIND == "copy, data for rank":
         iris.copy(data, data + 1, 0, data, 0, handle.bases)
     elif KIND == "barrier_among, handle first":

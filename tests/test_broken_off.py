@@ -317,6 +317,7 @@ def test_an_exception_in_a_simulated_kernel_is_the_end_and_peers_are_told(
 ) -> None:
     (first, *later, closed), (*told, peer_closed) = ranks.run(failed_launch, kind, bases_alone)
     assert first.kind == error and words in first.message
+    assert re.search(rf" At {re.escape(__file__)}:\d+, in failing_kernel: ", first.message), first
     for failure in later:
         assert failure.kind == "ContextError" and f"broke off half way: {error}: " in failure.message, failure
         assert words in failure.message

@@ -125,6 +125,34 @@ def test_a_block_is_no_condition(ranks: Ranks) -> None:
 
 
 @triton.jit
+def unrolled_kernel(found, count, KIND: tl.constexpr):
+    if KIND == "argument":
+        for i in tl.static_range(count):
+            tl.store(found + i, i)
+    elif KIND == "index":
+        for i in range(2):
+            for j in tl.static_range(i, 3):
+                tl.store(found + j, i)
+    elif KIND == "constants":
+        for i in tl.static_range(2):
+            for j in tl.static_range(i, 3):
+                tl.store(found + j, i)
+
+
+def unrolled() -> list[Failure]:
+    return [refused(unrolled_kernel, 3, KIND=kind) for kind in ("argument", "index", "constants")]
+
+
+@ONE
+def test_only_a_known_number_of_rounds_is_unrolled(ranks: Ranks) -> None:
+    ((argument, index, constants),) = ranks.run(unrolled)
+    for one in (argument, index):
+        assert one.kind == "InterpreterError"
+        assert "static_range: expected numbers that are known when the kernel is compiled" in one.message
+    assert constants.kind == "nothing"
+
+
+@triton.jit
 def library_kernel(x, y, found, LANES: tl.constexpr):
     at = tl.arange(0, LANES)
     a, b = tl.load(x + at), tl.load(y + at)

@@ -41,6 +41,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 import iris
 from iris.device import tile
 from iris.ops import ALGORITHMS, FusedConfig, Problem, choice, new_workspace, target
+from iris.ops.gathering import pull_source
 from iris.ops.launching import run
 from iris.ops.operands import _share_memory, bias_kind
 from iris.ops.plan import Plan
@@ -981,6 +982,11 @@ def mistakes_of_an_own_op() -> list[Failure]:
         {"plan": replace(right["plan"], source="local_source")},
         {"plan": replace(right["plan"], schedule=None)},
         {"plan": replace(right["plan"], sink=idle_sink), "output": own[:3]},
+        {"plan": replace(right["plan"], sink=idle_sink), "output": own[0]},
+        {"plan": replace(right["plan"], sink=idle_sink), "output": np.empty((24, 16))},
+        {"problem": replace(problem, world_size=ctx.world_size + 1)},
+        {"plan": replace(right["plan"], source=pull_source)},
+        {"plan": replace(right["plan"], source=pull_source, alone=False, own_epochs=True)},
         {"plan": replace(right["plan"], own_epochs=True, gate=True)},
         {"scales": torch.ones(24, device=ctx.device)},
         {"scales": Scales(a=torch.ones(16, device=ctx.device))},
@@ -1025,6 +1031,11 @@ def test_an_own_op_that_is_given_what_does_not_belong_together(ranks: Ranks) -> 
         ("ArgumentError", "mine: plan.source: expected a @triton.jit function, got 'local_source'"),
         ("ArgumentError", "mine: plan.schedule: expected a @triton.jit function, got None"),
         ("nothing", ""),
+        ("ShapeError", "mine: output: expected 2 dimensions, got 1: (32,)"),
+        ("DTypeError", "mine: output: expected a tensor, got ndarray"),
+        ("ArgumentError", "mine: problem.world_size: expected "),
+        ("ArgumentError", "mine: plan.alone: expected False with pull_source"),
+        ("ArgumentError", "mine: plan.own_epochs: expected False with pull_source"),
         ("ArgumentError", "mine: plan.own_epochs: expected False with gate"),
         ("ArgumentError", "mine: scales: expected a Scales, got tensor("),
         ("ShapeError", "mine: scales.a: expected one number, or 24 that are contiguous, by problem, got (16,)"),

@@ -9,7 +9,7 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from ranks import Failure, Ranks, context, failure_of, fresh, worlds
+from ranks import BACKEND, Failure, Ranks, context, failure_of, fresh, worlds
 
 import iris
 from iris.device.handle import TIMEOUT_NS, rank, world_size
@@ -156,6 +156,47 @@ def own_plan(seed: int) -> float:
 @pytest.mark.parametrize("ranks", worlds(2, 3), indirect=True)
 def test_a_source_is_asked_until_k_is_through(ranks: Ranks, seed: int) -> None:
     assert max(ranks.run(own_plan, seed)) < 1e-4
+
+
+@triton.jit
+def partial_source(
+    handle, a, flags, epoch, shard, block_m, k, M, K,
+    SITE: tl.constexpr, SEGMENTS: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
+):  # fmt: skip
+    """As many more columns of A are here as the first flag says."""
+    return a.ptr, k + tl.load(flags.ready)
+
+
+def said_by_a_source(columns: int, piecewise: bool) -> tuple[Failure, float]:
+    """What becomes of a launch whose source always says that ``columns`` more are here, and the error of the result."""
+    with fresh(1 << 20) as ctx:
+        a, b = torch.ones(16, 64, device=ctx.device), torch.ones(64, 16, device=ctx.device)
+        output = torch.zeros(16, 16, device=ctx.device)
+        problem = Problem("mine", 16, 16, 64, a.dtype, 1)
+        config = FusedConfig(block_size_m=16, block_size_n=16, block_size_k=16)
+        workspace = new_workspace(ctx, "mine", "here")
+        workspace.ready.fill_(columns)
+        plan = Plan(0, source=partial_source, alone=True, piecewise=piecewise)
+        failure = failure_of(lambda: run(ctx, problem, plan, output, a, b, None, 0, config, workspace, None))
+        return failure, float((output - 64).abs().max())
+
+
+@pytest.mark.skipif(BACKEND != "sim", reason="compiled kernels do not check it")
+@pytest.mark.parametrize("ranks", worlds(1, 1), indirect=True)
+@pytest.mark.parametrize(
+    ("columns", "piecewise", "words"),
+    [
+        (16, True, ""),
+        (64, False, ""),
+        (16, False, "SOURCE says that only a part of K is here: Plan(piecewise=True)"),
+        (0, True, "SOURCE must wait for at least one column after k"),
+        (5, True, "SOURCE stops within a block of K"),
+    ],
+)
+def test_a_source_that_says_what_cannot_be_is_told(ranks: Ranks, columns: int, piecewise: bool, words: str) -> None:
+    ((failure, excess),) = ranks.run(said_by_a_source, columns, piecewise)
+    assert words in failure.message and failure.kind == ("InterpreterError" if words else "nothing")
+    assert words or excess == 0
 
 
 @triton.jit

@@ -29,13 +29,16 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
+import os
 import sys
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -50,7 +53,7 @@ from triton.runtime.jit import JITFunction
 from iris.backends import arguments, floats, language, memos
 from iris.backends.base import Surroundings
 from iris.backends.memory import Memory
-from iris.errors import BackendError, DTypeError, IrisError, ShapeError, WaitTimeout
+from iris.errors import AddressError, BackendError, DTypeError, IrisError, ShapeError, WaitTimeout
 
 try:
     import greenlet
@@ -59,6 +62,7 @@ except ImportError as error:
 
 _Builder = upstream.InterpreterBuilder
 _Handle = upstream.TensorHandle
+_TRITON, _IRIS = (f"{folder}{os.sep}" for folder in (Path(triton.__file__).parent, Path(__file__).parents[1]))
 _IDLE_SLEEP_S = 50e-6
 _LOADS_IN_A_ROW = 50
 """After so many loads without a store or product, a program may be polling."""
@@ -257,9 +261,26 @@ def _run_programs(launch: _Launch, body: Callable[[], None], grid: tuple[int, ..
     except Exception as error:
         for program, _ in waiting:
             program.throw()
+        if isinstance(error, AddressError):
+            raise AddressError(f"{error}{_place(error)}") from error
         if isinstance(error, (IrisError, InterpreterError)):
             raise
-        raise InterpreterError(repr(error)) from error
+        raise InterpreterError(f"{_described(error)}.{_place(error)}") from error
+
+
+def _described(error: Exception) -> str:
+    """As ``repr``, with what Triton has wrapped as a constant of the kernel as it is."""
+    return f"{type(error).__name__}({', '.join(repr(tl.core._unwrap_if_constexpr(one)) for one in error.args)})"
+
+
+def _place(error: Exception) -> str:
+    """Where in a kernel the error is: the innermost line outside of Iris and Triton, or of a kernel of Iris's own."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_TRITON)]
+    users = [frame for frame in frames if not frame.filename.startswith(_IRIS)]
+    kernels = [frame for frame in frames if frame.filename.startswith((f"{_IRIS}device", f"{_IRIS}ops"))]
+    for frame in (users or kernels)[-1:]:
+        return f" At {frame.filename}:{frame.lineno}, in {frame.name}: {frame.line}"
+    return ""
 
 
 def _waited_in_vain(launch: _Launch, program: Any, index: tuple[int, ...]) -> WaitTimeout:

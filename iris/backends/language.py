@@ -65,7 +65,7 @@ def install() -> None:
     upstream._unwrap_if_constexpr = tl.core._unwrap_if_constexpr
     upstream._iris_logical, upstream._iris_not = _logical, _not
     upstream._iris_condition, upstream._iris_call = _condition, _call
-    upstream._iris_indices, upstream._iris_assigned = indices, _assigned
+    upstream._iris_indices, upstream._iris_unrolled, upstream._iris_assigned = indices, _unrolled, _assigned
     upstream._iris_refused, upstream._iris_variable = _refused_statement, _refused_variable
     _install_constants()
     _install_axes()
@@ -112,8 +112,9 @@ class _Rewriter(upstream.ASTTransformer):  # type: ignore[misc]
         called = _last_name(node.iter.func) if isinstance(node.iter, ast.Call) else ""
         self._visit_loop(node, unrolled=called == "static_range")
         loop = node.iter
-        if isinstance(loop, ast.Call) and called == "range":
-            node.iter = _calling(loop, "_iris_indices", loop.func, *loop.args, keywords=loop.keywords)
+        if isinstance(loop, ast.Call) and called in ("range", "static_range"):
+            made = "_iris_indices" if called == "range" else "_iris_unrolled"
+            node.iter = _calling(loop, made, loop.func, *loop.args, keywords=loop.keywords)
         return node
 
     def visit_Assign(self, node: ast.Assign) -> Any:  # noqa: N802
@@ -168,6 +169,15 @@ class _Rewriter(upstream.ASTTransformer):  # type: ignore[misc]
 def _calling(node: ast.AST, name: str, *arguments: ast.expr, keywords: Sequence[ast.keyword] = ()) -> ast.expr:
     """A call of ``name``, to be put in the place of ``node``."""
     return ast.copy_location(ast.Call(ast.Name(name, ast.Load()), [*arguments], [*keywords]), node)
+
+
+def _unrolled(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
+    """The iterable of a loop over ``function(…)``, which is ``static_range``, or a function of the kernel's own."""
+    if function is tl.static_range and any(
+        isinstance(one, tl.tensor | Index) for one in (*arguments, *options.values())
+    ):
+        raise ValueError("static_range: expected numbers that are known when the kernel is compiled; else take range")
+    return function(*arguments, **options)
 
 
 def _last_name(function: ast.expr) -> str:

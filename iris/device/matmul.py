@@ -16,9 +16,11 @@ A is sharded by rows, by columns, or not at all. ``SHARDED``: by rows, M per ran
 ``shard`` only. ``SEGMENTS`` > 1: by columns, K per rank, and a tile needs the columns of all ranks, beginning with this
 rank's own: ``k`` counts columns in that order, from :func:`ring_start` on. The pointer is to where row 0, column 0 of
 the gathered A would be, and is indexed with rows and columns of the gathered A; it need only be valid for the part just
-waited for. The kernel may read a gathered A by TMA, so a source that waits for one calls
-:func:`iris.device.arch.fence_async_proxy` after its waits. ``EVEN_K``: no block of K reaches beyond the memory that it
-is read from; where A is gathered, a block may then span two ranks' segments.
+waited for. ``block_m`` counts within the shard. The second result is greater than ``k``: all of K if not
+``PIECEWISE``; with ``EVEN_K`` all of K, or a multiple of ``BLOCK_K`` (the simulator checks that). The kernel may read a
+gathered A by TMA, so a source that waits for one calls :func:`iris.device.arch.fence_async_proxy` after its waits.
+``EVEN_K``: no block of K reaches beyond the memory that it is read from; where A is gathered, a block may then span two
+ranks' segments.
 
 ``OWN``: this rank's own shard of rows, which needs no transfer, is computed first, and read in place (``own``).
 
@@ -250,6 +252,14 @@ def _continue(acc, launch, b, place, k, k_end, BLOCK_N: tl.constexpr, STAGES: tl
         launch.handle, launch.a.matrix, launch.flags, launch.epoch, place.shard, place.block_m, k, launch.M, launch.K,
         launch.SITE, launch.SEGMENTS, launch.BLOCK_K, launch.EVEN_K,
     )  # fmt: skip
+    tl.device_assert(ready > k, "SOURCE must wait for at least one column after k, and say up to which one")
+    tl.device_assert(
+        (ready >= k_end) | launch.PIECEWISE, "SOURCE says that only a part of K is here: Plan(piecewise=True)"
+    )
+    tl.device_assert(
+        (ready >= k_end) | (not launch.EVEN_K) | (ready % launch.BLOCK_K == 0),
+        "SOURCE stops within a block of K: expected all of K, or a multiple of BLOCK_K",
+    )
     stop = min(ready, k_end)
     if launch.TRACE:
         started = clock_ns()

@@ -361,8 +361,10 @@ def atomic_xchg(
 
 @triton.constexpr_function
 def is_whole(value: Any) -> bool:
-    """Whether ``value`` is made of integers."""
-    return bool(value.dtype.is_int()) if isinstance(value, tl.tensor) else isinstance(value, int)
+    """Whether ``value`` is made of integers; a mask is not."""
+    if isinstance(value, tl.tensor):
+        return bool(value.dtype.is_int() and not value.dtype.is_int1())
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 @triton.jit

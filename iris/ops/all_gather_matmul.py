@@ -33,8 +33,8 @@ wins: where the copy engines are busy with other work; on 8 ranks, some gathers.
 **copy_engine**: every rank's copy engine puts the rank's part into the staging memory of all peers, previous rank
 first, in ``num_chunks`` chunks, and after each chunk the call's epoch into a flag. The matmul reads its own rows in
 place, then each chunk as it arrives. (By columns, its programs first copy its own part to the staging memory, which
-takes 10 to 30 µs.) No SM moves data over the links. When it wins: by columns, on 4 and 8 ranks, mostly, from 1024 rows on; by rows, parts
-of a few MiB and more, cut into chunks too small for the library's tiles to fill the device.
+takes 10 to 30 µs.) No SM moves data over the links. When it wins: by columns, on 4 and 8 ranks, mostly, from 1024 rows
+on; by rows, parts of a few MiB and more, cut into chunks too small for the library's tiles to fill the device.
 
 **decomposed**: the same copies, but the library's matmul (``torch.matmul``), once per chunk, alternately on two lanes,
 each time after a kernel of one program that waits for the chunk (:mod:`iris.ops.decomposed`). Only the part that

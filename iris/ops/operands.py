@@ -42,20 +42,7 @@ def check_operands(
         raise ArgumentError(op, name, f"a call outside of {tracer}", "one that it traces", fix)
     matrices = {"output": output, name: tensor, "B": b}
     for argument, matrix in matrices.items():
-        if not isinstance(matrix, torch.Tensor):
-            raise DTypeError(op, argument, "a tensor", type(matrix).__name__)
-        check_dense(op, argument, matrix)
-        if matrix.dim() != 2:
-            raise ShapeError(op, argument, "2 dimensions", f"{matrix.dim()}: {tuple(matrix.shape)}")
-        if 0 in matrix.shape:
-            raise ShapeError(op, argument, "at least one row and column", tuple(matrix.shape))
-        if max(matrix.shape) > MAX_EXTENT:
-            raise ShapeError(op, argument, f"at most {MAX_EXTENT} rows and columns", tuple(matrix.shape))
-        if matrix.device != ctx.device:
-            raise PlacementError(op, argument, f"a tensor on {ctx.device}", matrix.device)
-        _check_memory(op, argument, matrix)
-        _check_bits(op, argument, matrix)
-        check_no_gradient(op, argument, matrix)
+        check_matrix(ctx, op, argument, matrix)
     if tensor.dtype not in DTYPES:
         raise DTypeError(op, name, f"one of {', '.join(map(str, DTYPES))}", tensor.dtype)
     if tensor.dtype == torch.float8_e4m3fn and not multiplies_fp8(ctx):
@@ -173,6 +160,24 @@ def check_no_gradient(op: str, argument: str, tensor: torch.Tensor) -> None:
             op, argument, "a tensor without a tangent", "a dual one of torch.autograd.forward_ad",
             "Iris computes no derivatives: pass tensor.detach().",
         )  # fmt: skip
+
+
+def check_matrix(ctx: Iris, op: str, argument: str, matrix: torch.Tensor) -> None:
+    """Raise unless ``matrix`` is one that a kernel can read or write, on the device of ``ctx``."""
+    if not isinstance(matrix, torch.Tensor):
+        raise DTypeError(op, argument, "a tensor", type(matrix).__name__)
+    check_dense(op, argument, matrix)
+    if matrix.dim() != 2:
+        raise ShapeError(op, argument, "2 dimensions", f"{matrix.dim()}: {tuple(matrix.shape)}")
+    if 0 in matrix.shape:
+        raise ShapeError(op, argument, "at least one row and column", tuple(matrix.shape))
+    if max(matrix.shape) > MAX_EXTENT:
+        raise ShapeError(op, argument, f"at most {MAX_EXTENT} rows and columns", tuple(matrix.shape))
+    if matrix.device != ctx.device:
+        raise PlacementError(op, argument, f"a tensor on {ctx.device}", matrix.device)
+    _check_memory(op, argument, matrix)
+    _check_bits(op, argument, matrix)
+    check_no_gradient(op, argument, matrix)
 
 
 def check_shape(op: str, argument: str, tensor: torch.Tensor, expected: tuple[int, ...], why: str) -> None:

@@ -14,7 +14,8 @@ from iris.device import schedule, tile
 from iris.device.tile import BIAS_COLUMN, BIAS_NONE, BIAS_ROW
 from iris.errors import ArgumentError, DTypeError, ShapeError
 from iris.ops.config import FusedConfig
-from iris.ops.operands import check_no_gradient, check_shape
+from iris.ops.gathering import pull_source
+from iris.ops.operands import check_matrix, check_no_gradient, check_shape
 from iris.ops.problem import Problem
 from iris.ops.scales import BLOCK, Scales, check_contiguous, shapes_of_blocks
 from iris.ops.workspace import FusedWorkspace
@@ -144,6 +145,13 @@ def check_launch(
     ):  # fmt: skip
         if size % parts:
             raise ShapeError(op, name, f"a multiple of {parts}, as ranks share it by plan", size)
+    if problem.world_size not in (1, ctx.world_size):
+        raise ArgumentError(op, "problem.world_size", f"{ctx.world_size}, or 1 alone", problem.world_size)
+    if plan.source is pull_source and (plan.own_epochs or plan.alone):
+        without = "own_epochs" if plan.own_epochs else "alone"
+        waits = "False with pull_source, which waits at the turnstile of all ranks"
+        raise ArgumentError(op, f"plan.{without}", waits, "True")
+    check_matrix(ctx, op, "output", output)
     all_here = plan.source is kernels.local_source and gathered is None and not plan.own
     rows, part = (problem.m, "all rows of A") if all_here else (plan.rows(problem), "this rank's part of A")
     check_shape(op, "own", own, (rows, problem.k // plan.segments), f"{part}, by problem")
