@@ -48,6 +48,26 @@ def assert_none_there(failure: Failure) -> None:
     assert failure.kind == "AddressError" and "where this process has no memory" in failure.message
 
 
+def store_off_heap() -> list[Failure]:
+    """A tensor that was computed from one on the heap, and is not on it itself."""
+
+    def launch(ctx: iris.Iris, rank: int) -> None:
+        there = ctx.zeros(1024, dtype=torch.int32) + 1
+        store_kernel[(1,)](there, 0, ctx.handle, TO=rank)
+
+    return failures_by_rank(launch)
+
+
+@FOUR
+def test_a_tensor_off_the_heap_is_told(ranks: Ranks) -> None:
+    for rank, failures in enumerate(ranks.run(store_off_heap)):
+        for step, failure in enumerate(failures, 1):
+            assert_none_there(failure)
+            peer = (rank + step) % ranks.world_size
+            assert f"a tensor off the symmetric heap, moved to rank {peer}'s" in failure.message, failure
+            assert f"{__file__}:" in failure.message and "in store_kernel" in failure.message
+
+
 def failures_by_rank(launch: Callable[[iris.Iris, int], object], *more: int) -> list[Failure]:
     """The failures of ``launch(ctx, rank)`` for every other rank, and ``more``. Each ends its context."""
     own, world_size, failures = context().rank, context().world_size, []

@@ -74,8 +74,8 @@ _ROUNDS_IN_VAIN = 1000
 """The least number of rounds in which all programs read the same before a launch ends: within fewer, a wait of Iris's
 own looks at other words, too."""
 _USUAL_LIMIT_S = 300.0
-limits_s: WeakKeyDictionary[object, float] = WeakKeyDictionary()
-"""How long a launch may poll in vain, by backend; the longest counts."""
+limits_s: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
+"""How long a launch may poll in vain, by open backend; the longest counts."""
 surroundings: dict[int, Surroundings] = {}
 """Functions that make the context manager around a launch, by the ``id`` of a tensor among its arguments."""
 
@@ -89,7 +89,7 @@ def install() -> None:
     upstream.InterpretedFunction.__call__ = _call_device_function
     options = upstream.interpreter_builder.options
     upstream.interpreter_builder.options = replace(options, sanitize_overflow=options.debug)
-    upstream._interpreter = Memory(upstream._interpreter, lambda: upstream.interpreter_builder.grid_idx)
+    upstream._interpreter = Memory(upstream._interpreter, lambda: upstream.interpreter_builder.grid_idx, _off_heap)
     Autotuner.do_bench = staticmethod(_untimed)
     _install_switches()
     _install_refusals()
@@ -290,6 +290,18 @@ def _waited_in_vain(launch: _Launch, program: Any, index: tuple[int, ...]) -> Wa
         "larger first_timeout_s, or IRIS_TIMEOUT_S if that sets it. On a GPU this polls for ever; iris.wait is bounded "
         "there, too."
     )
+
+
+def _off_heap(address: int, is_there: Callable[[int], bool]) -> str:
+    """If ``address`` is that of a tensor off the heap, as it comes out at a peer: what to say."""
+    for backend in limits_s:
+        for peer, home in backend.homes(address):
+            if is_there(home):
+                return (
+                    f"It is that of a tensor off the symmetric heap, moved to rank {peer}'s: make the tensor by "
+                    "ctx.empty, ctx.zeros or ctx.as_symmetric, and keep what is computed from it there, too (out=)."
+                )
+    return ""
 
 
 def _call_device_function(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -34,10 +34,14 @@ class Memory:
     Args:
         module: that module.
         program: which program of the launch is running.
+        off_heap: what to say of an address if it is that of a tensor off the heap, moved to a peer's heap; else "". It
+            is given the address, and a function that says whether there is memory at another one.
     """
 
-    def __init__(self, module: Any, program: Callable[[], object]) -> None:
-        self._module, self._program = module, program
+    def __init__(
+        self, module: Any, program: Callable[[], object], off_heap: Callable[[int, Callable[[int], bool]], str]
+    ) -> None:
+        self._module, self._program, self._off_heap = module, program, off_heap
         self._readable, self._writable = _Ranges(), _Ranges()
         self._maps, self._current = b"", False
 
@@ -82,12 +86,16 @@ class Memory:
             "Usual causes: a missing mask; a tensor that was freed, or whose context is closed; one that is not on the "
             "symmetric heap of this context (ctx.empty); ranks mixed up, or far out of range."
         )
+        fix = self._off_heap(wrong, self._is_there) or fix
         if NOWHERE // 2 < min(wrong, (1 << 64) - wrong) < 2 * NOWHERE:
             fix = "That is how a rank out of range comes out: ranks are counted from 0."
         raise AddressError(
             f"program {self._program()} {does} address {wrong:#x}, where this process has no memory. {fix} "
             "On a GPU this is an illegal memory access."
         )
+
+    def _is_there(self, address: int) -> bool:
+        return 0 <= address < 1 << 64 and not self._readable.outside(np.array([address], np.uint64), 1).size
 
     def _look(self) -> None:
         self._current = True

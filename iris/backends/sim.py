@@ -11,7 +11,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -91,6 +91,12 @@ class SimBackend(Backend):
         self.bases = [heap.ctypes.data for heap in self._heaps]
         self._threads = torch.get_num_threads()
         torch.set_num_threads(min(self._threads, max(1, len(os.sched_getaffinity(0)) // mesh.world_size)))
+
+    def homes(self, address: int) -> Iterator[tuple[int, int]]:
+        """Of each peer, the address here that would be moved to ``address`` on its heap."""
+        for peer, base in enumerate(self.bases):
+            if peer != self._rank:
+                yield peer, address - base + self.bases[self._rank]
 
     @staticmethod
     def _map_heaps(mesh: Mesh, heap_size: int) -> list[np.ndarray]:
