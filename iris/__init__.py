@@ -16,6 +16,7 @@ from iris.backends import choose as _choose  # noqa: E402
 _choose()
 
 from iris import ops  # noqa: E402
+from iris.compiling import assembly  # noqa: E402
 from iris.context import Iris, iris  # noqa: E402
 from iris.device import peer  # noqa: E402
 from iris.device.handle import Handle, rank, world_size  # noqa: E402
@@ -87,6 +88,7 @@ __all__ = [
     "ShapeError",
     "Trace",
     "WaitTimeout",
+    "assembly",
     "atomic_add",
     "atomic_and",
     "atomic_cas",

@@ -14,6 +14,8 @@ import triton.language as tl
 from ranks import BACKEND, Failure, Ranks, context, failure_of
 from triton.language.extra import libdevice
 
+import iris
+
 pytestmark = [
     pytest.mark.skipif(BACKEND != "sim", reason="tests the simulator"),
     pytest.mark.filterwarnings("ignore:Logical operators|builtin m"),
@@ -461,3 +463,8 @@ def test_assertions_are_checked(ranks: Ranks) -> None:
     (failures,) = ranks.run(assertions)
     assert [failure.kind for failure in failures] == ["InterpreterError", "nothing"] * 2
     assert all("too large" in failure.message for failure in failures[::2])
+
+
+def test_an_interpreted_kernel_has_no_assembly() -> None:
+    with pytest.raises(iris.BackendError, match="interpreted in this process; start it with IRIS_BACKEND=compile"):
+        iris.assembly(library_kernel, target="sm_90")

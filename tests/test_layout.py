@@ -49,6 +49,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "aliases", "backends", "eager", "errors", "failure", "heap", "identity", "leases", "live", "log", "membership",
         "mesh", "symmetric", "timeouts", "watcher", "wire", "device.control", "device.handle", "device.sync",
     },
+    "compiling": {"backends", "errors", "device.handle"},
     "trace": {"errors", "context", "device"},
     "timing": {"errors", "backends"},
     "capture": {"backends"},
@@ -68,7 +69,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "report": {"errors", "results", "console", "progress", "files"},
     "cli": {"console", "bench", "demo", "info", "tune", "report", "iris"},
     "__main__": {"cli", "startup"},
-    "iris": {"backends", "context", "device", "errors", "launch", "ops", "startup", "timing", "trace"},
+    "iris": {"backends", "compiling", "context", "device", "errors", "launch", "ops", "startup", "timing", "trace"},
 }  # fmt: skip
 """Each room (a package or top-level module), and the rooms that it may import; ``iris`` is the package's own
 ``__init__``."""

@@ -2,52 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import triton
 from addresses import distances
 from triton import knobs
-from triton.backends.compiler import GPUTarget
-from triton.runtime.jit import MockTensor
 
+from iris.compiling import compiling_for, stand_in, target_named
+
+target, tensor = compiling_for, stand_in
 VERSION = tuple(int(part) for part in triton.__version__.split(".")[:2])
 """The version of the Triton that compiles."""
-TARGETS = {
-    "sm_90": GPUTarget("cuda", 90, 32),
-    "sm_100": GPUTarget("cuda", 100, 32),
-    "gfx942": GPUTarget("hip", "gfx942", 64),
-    "gfx950": GPUTarget("hip", "gfx950", 64),
-}
-
-_ALL = TARGETS | {"sm_80": GPUTarget("cuda", 80, 32)}
-"""The targets, and a GPU without TMA, for which few kernels are compiled."""
-
-
-class _Driver:
-    """A driver, as far as the JIT uses it before it launches anything."""
-
-    def __init__(self, target: GPUTarget) -> None:
-        self._target = target
-
-    def get_current_target(self) -> GPUTarget:
-        return self._target
-
-    def get_current_device(self) -> int:
-        """A number for each target: the JIT keeps one compiler per device."""
-        return list(_ALL.values()).index(self._target)
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-
-@contextmanager
-def target(name: str) -> Iterator[GPUTarget]:
-    """Let Triton believe that the GPU ``name`` is the current device."""
-    chosen = _ALL[name]
-    triton.runtime.driver.set_active(_Driver(chosen))
-    yield chosen
+TARGETS = {name: target_named(name) for name in ("sm_90", "sm_100", "gfx942", "gfx950")}
 
 
 def assembly(kernel: Any, *args: Any, assembled: bool = True, **options: Any) -> str:
@@ -77,8 +43,3 @@ def text_of(compiled: Any) -> str:
     if cut := distances(compiled.asm["ttgir"])[1]:
         raise AssertionError("\n".join(["half of the way to a peer's memory is cut off:", *cut]))
     return str(compiled.asm["amdgcn"])
-
-
-def tensor(dtype: Any) -> MockTensor:
-    """A stand-in for a tensor argument."""
-    return MockTensor(dtype)

@@ -13,9 +13,8 @@ from iris.device.handle import Handle
 
 @pytest.mark.parametrize("kind", MISTAKES)
 def test_mistaken_arguments_are_refused_with_what_belongs_there(kind: str) -> None:
-    handle = Handle(tensor(torch.int64), tensor(torch.int64))
     with target("sm_90"), pytest.raises(triton.CompilationError) as raised:
-        assembly(mistaken_kernel, tensor(torch.int32), tensor(torch.float32), handle, KIND=kind)
+        assembly(mistaken_kernel, tensor(torch.int32), tensor(torch.float32), tensor(Handle), KIND=kind)
     error: BaseException | None = raised.value
     while error is not None and MISTAKES[kind] not in str(error):
         error = error.__cause__

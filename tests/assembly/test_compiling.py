@@ -1,0 +1,50 @@
+"""``iris.assembly``: a kernel of the user's, compiled for GPUs that the machine lacks."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+
+import iris
+
+
+@triton.jit
+def greet(handle, box, BLOCK: tl.constexpr):
+    offsets = tl.arange(0, BLOCK)
+    iris.peer.store(handle, box + offsets, iris.rank(handle) + offsets, 1)
+    iris.barrier(handle)
+
+
+@triton.jit
+def changing(box):
+    total = 0
+    for i in range(4):
+        total = total + tl.load(box + i) * 1.5
+    tl.store(box, total)
+
+
+@pytest.mark.parametrize(
+    ("target", "store"),
+    [("sm_90", "st.global"), ("sm_100", "st.global"), ("gfx942", "global_store"), ("gfx950", "global_store")],
+)
+def test_a_kernel_is_compiled_for_a_gpu_that_is_not_there(target: str, store: str) -> None:
+    text = iris.assembly(greet, iris.Handle, torch.int32, target=target, BLOCK=8)
+    assert target in text and "greet" in text and store in text
+
+
+def test_what_does_not_compile_is_an_error() -> None:
+    with pytest.raises(triton.CompilationError, match="Loop-carried variable total"):
+        iris.assembly(changing, torch.float32, target="sm_90")
+
+
+@pytest.mark.parametrize("target", ["h200", "sm90", "", 90])
+def test_an_unknown_gpu_is_an_error(target: str) -> None:
+    with pytest.raises(iris.ArgumentError, match="assembly: target: expected sm_ and a number, or gfx"):
+        iris.assembly(greet, iris.Handle, torch.int32, target=target, BLOCK=8)
+
+
+def test_what_is_no_kernel_is_an_error() -> None:
+    with pytest.raises(iris.ArgumentError, match=r"assembly: kernel: expected a @triton\.jit function"):
+        iris.assembly(print, target="sm_90")
