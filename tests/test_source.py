@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
@@ -34,7 +35,7 @@ def source_kernel(
 ):  # fmt: skip
     for index in range(count):
         k = tl.load(starts + index)
-        _, ready = arrived_source(handle, a, flags, EPOCH, 0, 0, k, 16, K, 2, SEGMENTS, BLOCK_K, EVEN_K)
+        _, ready = arrived_source(handle, a, flags, EPOCH, None, 0, 0, k, 16, K, 2, SEGMENTS, 16, BLOCK_K, EVEN_K)
         tl.store(ends + index, ready)
 
 
@@ -160,11 +161,11 @@ def test_a_source_is_asked_until_k_is_through(ranks: Ranks, seed: int) -> None:
 
 @triton.jit
 def partial_source(
-    handle, a, flags, epoch, shard, block_m, k, M, K,
-    SITE: tl.constexpr, SEGMENTS: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
+    handle, a, flags, epoch, slots, shard, block_m, k, M, K,
+    SITE: tl.constexpr, SEGMENTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
 ):  # fmt: skip
-    """As many more columns of A are here as the first flag says."""
-    return a.ptr, k + tl.load(flags.ready)
+    """As many more columns of A are here as ``slots`` say for blocks of so many rows."""
+    return a.ptr, k + tl.load(slots + BLOCK_M)
 
 
 def said_by_a_source(columns: int, piecewise: bool) -> tuple[Failure, float]:
@@ -175,9 +176,11 @@ def said_by_a_source(columns: int, piecewise: bool) -> tuple[Failure, float]:
         problem = Problem("mine", 16, 16, 64, a.dtype, 1)
         config = FusedConfig(block_size_m=16, block_size_n=16, block_size_k=16)
         workspace = new_workspace(ctx, "mine", "here")
-        workspace.ready.fill_(columns)
+        said = torch.full((17,), -1, dtype=torch.int32, device=ctx.device)
+        said[16] = columns
         plan = Plan(0, source=partial_source, alone=True, piecewise=piecewise)
-        failure = failure_of(lambda: run(ctx, problem, plan, output, a, b, None, 0, config, workspace, None))
+        call = partial(run, ctx, problem, plan, output, a, b, None, 0, config, workspace, None, slots=said)
+        failure = failure_of(call)
         return failure, float((output - 64).abs().max())
 
 
@@ -201,8 +204,8 @@ def test_a_source_that_says_what_cannot_be_is_told(ranks: Ranks, columns: int, p
 
 @triton.jit
 def behind_the_next_rank(
-    handle, a, flags, epoch, shard, block_m, k, M, K,
-    SITE: tl.constexpr, SEGMENTS: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
+    handle, a, flags, epoch, slots, shard, block_m, k, M, K,
+    SITE: tl.constexpr, SEGMENTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
 ):  # fmt: skip
     """A source: a block of rows may be read when the next rank has announced the previous one."""
     if block_m > 0:

@@ -9,7 +9,7 @@
 All three are ``@triton.jit`` functions passed as constexpr arguments, and users may write their own. Schedules are
 described in :mod:`iris.device.schedule`, sinks in :mod:`iris.device.tile`.
 
-    SOURCE(handle, a, flags, epoch, shard, block_m, k, M, K, SITE, SEGMENTS, BLOCK_K, EVEN_K)
+    SOURCE(handle, a, flags, epoch, slots, shard, block_m, k, M, K, SITE, SEGMENTS, BLOCK_M, BLOCK_K, EVEN_K)
         -> (pointer, k up to which A is here)
 
 A is sharded by rows, by columns, or not at all. ``SHARDED``: by rows, M per rank, and a tile needs the rows of one
@@ -31,6 +31,8 @@ second half begins ``half_rows`` rows after the first, and its flags begin ``HAL
 
     COURIER(handle, own, a, c, flags, epoch, program, crew, M, N, K, chunk_rows, SITE, SEGMENTS, COURIER_M, COURIER_N)
 
+``own`` and ``a`` are this rank's part of A and where A is gathered, ``c`` is the output; ``program`` is the courier's
+number. Rows travel in chunks of ``chunk_rows``, and a program moves ``COURIER_M`` × ``COURIER_N`` elements at a time.
 The first ``dedicated`` programs of the ``crew`` compute nothing. A source waits outside the pipelined loop, so no load
 is hoisted above its wait.
 
@@ -161,6 +163,7 @@ def local_source(
     a,
     flags,
     epoch,
+    slots,
     shard,
     block_m,
     k,
@@ -168,6 +171,7 @@ def local_source(
     K,
     SITE: tl.constexpr,
     SEGMENTS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
     BLOCK_K: tl.constexpr,
     EVEN_K: tl.constexpr,
 ):
@@ -249,8 +253,8 @@ def _continue(acc, launch, b, place, k, k_end, BLOCK_N: tl.constexpr, STAGES: tl
     if launch.TRACE:
         asked = clock_ns()
     a_ptr, ready = launch.SOURCE(
-        launch.handle, launch.a.matrix, launch.flags, launch.epoch, place.shard, place.block_m, k, launch.M, launch.K,
-        launch.SITE, launch.SEGMENTS, launch.BLOCK_K, launch.EVEN_K,
+        launch.handle, launch.a.matrix, launch.flags, launch.epoch, launch.slots, place.shard, place.block_m, k,
+        launch.M, launch.K, launch.SITE, launch.SEGMENTS, launch.BLOCK_M, launch.BLOCK_K, launch.EVEN_K,
     )  # fmt: skip
     tl.device_assert(ready > k, "SOURCE must wait for at least one column after k, and say up to which one")
     tl.device_assert(

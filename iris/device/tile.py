@@ -12,7 +12,8 @@ program has computed its next tile: the stores are complete by then, and no prog
 called before all ranks have entered the call, so a sink may write peers' memory.
 
 ``acc`` is the product, scaled, without the bias, in float32 (int32 for int8 without scales); ``tile`` is a
-:class:`Tile`; ``slots`` is the memory that the op set aside for tiles on their way between ranks, or None.
+:class:`Tile`; ``slots`` is what the launch was given under this name: for Iris's own ops the memory for tiles on their
+way between ranks, for an op of your own any tensor, or NamedTuple of tensors, that its parts need, or None.
 """
 
 from typing import Any, NamedTuple

@@ -23,8 +23,8 @@ from iris.device.turnstile import enter, leave, wait_all_entered, wait_entered
 
 @triton.jit
 def pull_source(
-    handle, a, flags, epoch, shard, block_m, k, M, K,
-    SITE: tl.constexpr, SEGMENTS: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
+    handle, a, flags, epoch, slots, shard, block_m, k, M, K,
+    SITE: tl.constexpr, SEGMENTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
 ):  # fmt: skip
     """Read a part of A in place, in its owner's memory, once that rank has entered the op."""
     if SEGMENTS == 1:
@@ -41,8 +41,8 @@ def pull_source(
 
 @triton.jit
 def arrived_source(
-    handle, a, flags, epoch, shard, block_m, k, M, K,
-    SITE: tl.constexpr, SEGMENTS: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
+    handle, a, flags, epoch, slots, shard, block_m, k, M, K,
+    SITE: tl.constexpr, SEGMENTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
 ):  # fmt: skip
     """Read the staging memory, from column ``k`` on as far as pieces have arrived without a gap; wait for at least one
     block."""

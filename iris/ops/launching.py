@@ -65,7 +65,7 @@ def run(
         gathered: the memory that holds all of A once it has arrived, with both halves if there are two; None: the
             source knows where A is. It may be read by TMA, so a source of your own that waits must then call
             ``iris.device.arch.fence_async_proxy``.
-        slots: passed to ``sink`` and ``after`` under this name.
+        slots: passed to ``source``, ``sink`` and ``after`` under this name: a tensor, a NamedTuple of tensors, or None.
         scales: what the product is multiplied by before a sink gets it: an ``iris.ops.scales.Scales``.
 
     Raises:
