@@ -372,7 +372,8 @@ class Iris(Live, SymmetricHeap, RankLogger, Aliases):
     def _rank_of(self, op: str, argument: str, rank: object) -> int:
         found = whole_number(rank)
         if not 0 <= found < self.world_size:
-            raise ArgumentError(op, argument, f"a rank from 0 to {self.world_size - 1}", repr(rank))
+            got = "a tensor" if isinstance(rank, torch.Tensor) else repr(rank)
+            raise ArgumentError(op, argument, f"a rank from 0 to {self.world_size - 1}", got)
         return found
 
     def _exchange(self, tag: str, payload: bytes = b"", ranks: Sequence[int] | None = None) -> dict[int, bytes]:

@@ -144,7 +144,7 @@ def _waited(record: Record, rank: int, peer: int, table: HeapTable) -> str:
     kind, on_heap = "flag" if record.flagged else "data", _on_heap(record, table)
     place = f"{kind} at heap offset {record.offset}" if on_heap else f"{kind} outside the heap"
     if on_heap and record.of_user:
-        place += f" ({_place(record.offset, table)})"
+        place += f" ({_place(record, table)})"
     wanted, waited_s = record.wanted, abs(record.waited_ns) / 1e9
     lacking = f"should reach {wanted}, holds {record.seen}" if record.flagged else f"of call {wanted} has not come"
     return f"{record.name}: rank {rank} waited {waited_s:.1f} s for rank {peer}: {place} {lacking}"
@@ -154,9 +154,10 @@ def _on_heap(record: Record, table: HeapTable) -> bool:
     return 0 <= record.offset < table.size
 
 
-def _place(offset: int, table: HeapTable) -> str:
-    """Which flag of which tensor lies at ``offset``."""
-    block = table.holding(offset)
+def _place(record: Record, table: HeapTable) -> str:
+    """Which part of which tensor was waited for."""
+    block = table.holding(record.offset)
     if block is None:
         return "of no tensor: was it freed?"
-    return f"flag[{(offset - block.offset) // 4}] of the tensor at {block.offset}"
+    within = record.offset - block.offset
+    return f"{f'flag[{within // 4}]' if record.flagged else f'byte {within}'} of the tensor at {block.offset}"

@@ -459,7 +459,8 @@ def test_a_wait_for_what_never_comes_ends_on_every_rank_and_names_everything(ran
         site, flag = "device_barrier", r"flag at heap offset \d+ should reach 2, holds 1"
     else:
         at, one = outcomes[0][2], 256 if kind == "take_words" else 1
-        place = rf"heap offset {at + 4 * one} \(flag\[{one}\] of the tensor at {at}\)"
+        part = f"byte {4 * one}" if kind == "take_words" else rf"flag\[{one}\]"
+        place = rf"heap offset {at + 4 * one} \({part} of the tensor at {at}\)"
         words = f"data at {place} of call 4 has not come"
         site, flag = "a user kernel", words if kind == "take_words" else f"flag at {place} should reach 4, holds 2"
     waiters = "0" if ranks.world_size == 2 else "(0|2)"
