@@ -31,9 +31,8 @@ from emulation import RANKS, Emulated, Region, mirror
 
 import iris
 from iris import bench
-from iris.bench.accuracy import roundings_of_sum
 from iris.bench.cases.fused import GPU_SHAPES, local_params, uneven
-from iris.bench.cases.operands import Operands, problem_of, roundings_of
+from iris.bench.cases.operands import Operands, problem_of
 from iris.bench.cases.ways import check_options, way, with_options
 from iris.ops import ALGORITHMS, FusedConfig, Problem, exchange, pick_config
 from iris.ops.algorithms import ALL_REDUCE, EXCHANGING, GATHER, LOCAL, REDUCE_SCATTER, SCATTER
@@ -210,7 +209,7 @@ def run(state: bench.State, ctx: iris.Iris, op: str) -> None:
         state.skip(f"ranks' places are no multiple of {VECTOR} bytes apart")
     one.turn(places)
     options: dict[str, Any] = {"gather_dim": gather_dim} if op == GATHER else {}
-    roundings = roundings_of(op, world) + (roundings_of_sum(world) if config.adds_columns(problem) else 0)
+    roundings = operands.roundings_by(config)
 
     def call() -> None:
         getattr(one.ops, op)(operands.output, operands.a, operands.b, config=config, **options)

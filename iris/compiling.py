@@ -83,6 +83,8 @@ def assembly(kernel: Any, *arguments: Any, target: str, **options: Any) -> str:
             (MI355X).
         options: constexpr arguments, and launch options such as ``num_warps``.
 
+    Meanwhile no other thread of the process may launch or compile a kernel: Triton has one driver.
+
     Raises:
         ArgumentError: ``kernel`` is no kernel, or ``target`` no GPU's name.
         BackendError: kernels are interpreted in this process.

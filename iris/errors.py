@@ -116,7 +116,7 @@ class PeerDied(_AboutRanks, IrisError):
 def whole_number(value: object) -> int:
     """A rank, a count or a size as a number, from a whole number of Python or NumPy; -1, which is never valid, for
     anything else."""
-    if isinstance(value, bool):
+    if isinstance(value, bool) or hasattr(value, "data_ptr"):  # a tensor of one element would pass for a number
         return -1
     try:
         return operator.index(value)  # type: ignore[arg-type]

@@ -164,7 +164,7 @@ class RankPool:
         self._senders: list[threading.Thread] = []
         self._turn = threading.RLock()
         self._over = ""
-        shared = _passed_on() | (env or {}) | {"IRIS_WORLD_SIZE": str(num_ranks), "IRIS_JOB": secrets.token_hex(8)}
+        shared = _passed_on() | (env or {}) | {"IRIS_WORLD_SIZE": str(self.num_ranks), "IRIS_JOB": secrets.token_hex(8)}
         method = multiprocessing.get_start_method(allow_none=True)
         try:
             with launch_errors():

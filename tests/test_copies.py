@@ -44,9 +44,12 @@ def order(way: Way, rows: int, num_chunks: int, seed: int) -> tuple[list[tuple[i
 
 @pytest.mark.parametrize("ranks", worlds(2, 8), indirect=True)
 @pytest.mark.parametrize("num_chunks", [1, 2])
-def test_chunks_are_awaited_in_the_order_of_their_copies(ranks: Ranks, num_chunks: int, seed: int) -> None:
+@pytest.mark.parametrize("gather_dim", [0, 1])
+def test_chunks_are_awaited_in_the_order_of_their_copies(
+    ranks: Ranks, gather_dim: int, num_chunks: int, seed: int
+) -> None:
     """Copies to several ranks take turns: a part that is sent last arrives long after all others."""
-    orders = ranks.run(order, Way(GATHER, "decomposed"), 32, num_chunks, seed)
+    orders = ranks.run(order, Way(GATHER, "decomposed", gather_dim), 32, num_chunks, seed)
     for rank, (_, awaited) in enumerate(orders):
         turns = [orders[owner][0].index((slot, rank)) for slot, owner in awaited]
         assert turns == list(range(ranks.world_size - 2 + num_chunks))  # the part that arrives last is cut
@@ -75,7 +78,8 @@ def results(way: Way, flagged_ranks: int, seed: int) -> list[float]:
         for turn, num_chunks in enumerate((1, 2, 2, 1)):
             one = trial(ctx, way, (40, 16, 32), torch.float32, seed + turn)
             time.sleep(0.005 * (ctx.rank == turn % ctx.world_size))
-            one.run(replace(SMALL, num_chunks=num_chunks))
+            owners = 1 << 10 if way.op == GATHER else 1  # all ranks' columns at once
+            one.run(replace(SMALL, num_chunks=num_chunks, owners_per_matmul=owners))
             excesses.append(one.excess())
     return excesses
 

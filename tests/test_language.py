@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 from ranks import BACKEND, Failure, Ranks, context, failure_of
+from triton.language import static_range
 from triton.language.extra import libdevice
 
 import iris
@@ -137,7 +138,7 @@ def unrolled_kernel(found, count, KIND: tl.constexpr):
                 tl.store(found + j, i)
     elif KIND == "constants":
         for i in tl.static_range(2):
-            for j in tl.static_range(i, 3):
+            for j in static_range(i, 3):
                 tl.store(found + j, i)
 
 
@@ -152,6 +153,35 @@ def test_only_a_known_number_of_rounds_is_unrolled(ranks: Ranks) -> None:
         assert one.kind == "InterpreterError"
         assert "static_range: expected numbers that are known when the kernel is compiled" in one.message
     assert constants.kind == "nothing"
+
+
+@triton.jit
+def added(x):
+    return (x + x).to(tl.float32)
+
+
+@triton.jit
+def misplaced_kernel(found, KIND: tl.constexpr):
+    at = tl.arange(0, 8)
+    if KIND == "of NumPy":
+        tl.store(found + at, tl.gather(at, at + 8, 0))
+    elif KIND == "of Iris":
+        tl.store(found + at, added(at.to(tl.float32).to(tl.float8e4nv)))
+
+
+def misplaced() -> list[Failure]:
+    return [refused(misplaced_kernel, KIND=kind) for kind in ("of NumPy", "of Iris")]
+
+
+@ONE
+def test_an_error_is_placed_in_the_kernel(ranks: Ranks) -> None:
+    """Not in the library, nor in Iris, that has raised it."""
+    ((numpys, own),) = ranks.run(misplaced)
+    assert numpys.kind == "InterpreterError" and own.kind == "DTypeError"
+    for failure in (numpys, own):
+        assert f" At {__file__}:" in failure.message, failure
+    assert ", in misplaced_kernel: tl.store(found + at, tl.gather(" in numpys.message
+    assert own.message.endswith(", in added: return (x + x).to(tl.float32)")
 
 
 @triton.jit

@@ -372,9 +372,11 @@ def test_ranks_share_gpus_only_if_asked(env: pytest.MonkeyPatch) -> None:
         gpu.gpu_of(0, 0, 0)
 
 
-@pytest.mark.parametrize("number", [0, -1, "4", 2.0, True])
+@pytest.mark.parametrize("number", [0, -1, "4", 2.0, True, torch.tensor(2)])
 def test_a_number_of_ranks_that_cannot_be(env: pytest.MonkeyPatch, number: Any) -> None:
-    with pytest.raises(iris.LaunchError, match=f"num_ranks must be a whole number, at least 1, got {number!r}"):
+    with pytest.raises(
+        iris.LaunchError, match=f"num_ranks must be a whole number, at least 1, got {re.escape(repr(number))}"
+    ):
         iris.launch(product, number)
 
 

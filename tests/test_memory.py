@@ -58,6 +58,30 @@ def store_off_heap() -> list[Failure]:
     return failures_by_rank(launch)
 
 
+def store_elsewhere() -> list[Failure]:
+    """A tensor on the heap of another context, and a pointer that has been moved before."""
+    failures = []
+    with iris.iris(HEAP) as other:
+        away = other.zeros(4, dtype=torch.int32)
+        peer = (other.rank + 1) % other.world_size
+        with fresh(HEAP) as ctx:
+            failures.append(failure_of(lambda: store_kernel[(1,)](away, 0, ctx.handle, TO=peer)))
+        with fresh(HEAP) as ctx:
+            here = ctx.zeros(4, dtype=torch.int32)
+            moved = here.data_ptr() + int(ctx.heap_bases[peer]) - int(ctx.heap_bases[ctx.rank])
+            out = ctx.zeros(1, dtype=torch.int32)
+            failures.append(failure_of(lambda: load_kernel[(1,)](moved, out, ctx.handle, FROM=peer)))
+    return failures
+
+
+@TWO
+def test_a_tensor_on_another_heap_is_not_said_to_be_off_the_heap(ranks: Ranks) -> None:
+    for failures in ranks.run(store_elsewhere):
+        for failure in failures:
+            assert_none_there(failure)
+            assert "Usual causes" in failure.message and "that of a tensor off" not in failure.message
+
+
 @FOUR
 def test_a_tensor_off_the_heap_is_told(ranks: Ranks) -> None:
     for rank, failures in enumerate(ranks.run(store_off_heap)):

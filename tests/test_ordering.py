@@ -161,6 +161,17 @@ def test_matmuls_for_several_ranks_are_ordered(ranks: Ranks, way: Way, flaw: Fla
     assert any(ranks.run(unordered, way, numbers_of_flags(way)[0], flaw, seed, calls))
 
 
+def together(way: Way) -> tuple[Call, ...]:
+    """Calls that wait for all ranks' parts of a chunk together."""
+    owners = 1 << 10 if way.op == GATHER else 1
+    return tuple((shape, replace(SMALL, owners_per_matmul=owners, num_chunks=2)) for shape in SHAPES)
+
+
+def test_a_missing_wait_for_all_columns_is_found(ranks: Ranks, seed: int) -> None:
+    way = Way(GATHER, "decomposed", 1)
+    assert any(ranks.run(unordered, way, GATHER_FLAGS, no_wait_for_copies, seed, together(way)))
+
+
 def one_word() -> AbstractContextManager[Any]:
     """As with many ranks: there is no flag after each copy, but one word after all copies."""
     return mock.patch("iris.ops.config.FLAGGED_RANKS", 1)
@@ -173,7 +184,7 @@ def one_word() -> AbstractContextManager[Any]:
 )
 def test_copies_behind_which_there_is_one_word_are_ordered(ranks: Ranks, way: Way, seed: int) -> None:
     num_flags = numbers_of_flags(way)[0]
-    assert ranks.run(unordered, way, num_flags, one_word, seed) == [[]] * ranks.world_size
+    assert ranks.run(unordered, way, num_flags, one_word, seed, together(way)) == [[]] * ranks.world_size
 
 
 @pytest.mark.parametrize("gather_dim", [0, 1])
@@ -209,7 +220,7 @@ def test_relays_of_several_senders_are_ordered(ranks: Ranks, team: int, seed: in
     [
         (Way(REDUCE_SCATTER, "decomposed"), 0, no_follow),
         (Way(ALL_REDUCE, "decomposed"), GATHER_FLAGS, no_wait_for_copies),
-        (Way(GATHER, "decomposed", 1), GATHER_FLAGS, no_wait_for_copies),
+        (Way(GATHER, "decomposed", 1), GATHER_FLAGS, no_wait_for_arrivals),
         (Way(GATHER, "decomposed"), GATHER_FLAGS, no_meeting),
         (Way(REDUCE_SCATTER, "push"), 0, no_gate),
         (Way(ALL_REDUCE, "low_latency"), FLAGS, one_half),

@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import inspect
 import itertools
+import linecache
 import math
 import os
 import sys
@@ -53,7 +54,7 @@ from triton.runtime.jit import JITFunction
 from iris.backends import arguments, floats, language, memos
 from iris.backends.base import Surroundings
 from iris.backends.memory import Memory
-from iris.errors import AddressError, BackendError, DTypeError, IrisError, ShapeError, WaitTimeout
+from iris.errors import AddressError, ArgumentError, BackendError, DTypeError, IrisError, ShapeError, WaitTimeout
 
 try:
     import greenlet
@@ -62,7 +63,7 @@ except ImportError as error:
 
 _Builder = upstream.InterpreterBuilder
 _Handle = upstream.TensorHandle
-_TRITON, _IRIS = (f"{folder}{os.sep}" for folder in (Path(triton.__file__).parent, Path(__file__).parents[1]))
+_IRIS = f"{Path(__file__).parents[1]}{os.sep}"
 _IDLE_SLEEP_S = 50e-6
 _LOADS_IN_A_ROW = 50
 """After so many loads without a store or product, a program may be polling."""
@@ -261,11 +262,15 @@ def _run_programs(launch: _Launch, body: Callable[[], None], grid: tuple[int, ..
     except Exception as error:
         for program, _ in waiting:
             program.throw()
+        place = _place(error, launch)
+        if isinstance(error, ArgumentError):
+            fix = f"{error.fix}{place}".strip()
+            raise type(error)(error.op, error.argument, error.expected, error.got, fix) from error
         if isinstance(error, AddressError):
-            raise AddressError(f"{error}{_place(error)}") from error
+            raise AddressError(f"{error}{place}") from error
         if isinstance(error, (IrisError, InterpreterError)):
             raise
-        raise InterpreterError(f"{_described(error)}.{_place(error)}") from error
+        raise InterpreterError(f"{_described(error)}.{place}") from error
 
 
 def _described(error: Exception) -> str:
@@ -273,13 +278,13 @@ def _described(error: Exception) -> str:
     return f"{type(error).__name__}({', '.join(repr(tl.core._unwrap_if_constexpr(one)) for one in error.args)})"
 
 
-def _place(error: Exception) -> str:
-    """Where in a kernel the error is: the innermost line outside of Iris and Triton, or of a kernel of Iris's own."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(_TRITON)]
-    users = [frame for frame in frames if not frame.filename.startswith(_IRIS)]
-    kernels = [frame for frame in frames if frame.filename.startswith((f"{_IRIS}device", f"{_IRIS}ops"))]
-    for frame in (users or kernels)[-1:]:
-        return f" At {frame.filename}:{frame.lineno}, in {frame.name}: {frame.line}"
+def _place(error: Exception, launch: _Launch) -> str:
+    """Where in a kernel the error is: the innermost line of the user's, or of a kernel of Iris's own."""
+    kernels = [one for one in traceback.walk_tb(error.__traceback__) if id(one[0].f_globals) in launch.patched]
+    users = [one for one in kernels if not one[0].f_code.co_filename.startswith(_IRIS)]
+    for frame, number in (users or kernels)[-1:]:
+        file = frame.f_code.co_filename
+        return f" At {file}:{number}, in {frame.f_code.co_name}: {linecache.getline(file, number).strip()}"
     return ""
 
 
@@ -296,7 +301,7 @@ def _off_heap(address: int, is_there: Callable[[int], bool]) -> str:
     """If ``address`` is that of a tensor off the heap, as it comes out at a peer: what to say."""
     for backend in limits_s:
         for peer, home in backend.homes(address):
-            if is_there(home):
+            if is_there(home) and not any(other.holds(home) for other in limits_s):
                 return (
                     f"It is that of a tensor off the symmetric heap, moved to rank {peer}'s: make the tensor by "
                     "ctx.empty, ctx.zeros or ctx.as_symmetric, and keep what is computed from it there, too (out=)."

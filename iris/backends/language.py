@@ -54,6 +54,8 @@ _COMPILED = {builtins.min: tl.core.builtin_min, builtins.max: tl.core.builtin_ma
 """Triton's functions that the compiler takes in place of Python's."""
 _ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "and", "or", "xor", "lshift", "rshift")
 _COMPARISONS = {"__gt__": "__lt__", "__ge__": "__le__", "__eq__": "__eq__", "__ne__": "__ne__"}
+_STATIC_RANGE = tl.static_range
+"""Of the compiler, as Triton redirects the attribute of its module only."""
 _FLOATS = (tl.float32, tl.float64)
 """The dtypes that functions of ``libdevice`` accept."""
 
@@ -173,11 +175,11 @@ def _calling(node: ast.AST, name: str, *arguments: ast.expr, keywords: Sequence[
 
 def _unrolled(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     """The iterable of a loop over ``function(…)``, which is ``static_range``, or a function of the kernel's own."""
-    if function is tl.static_range and any(
-        isinstance(one, tl.tensor | Index) for one in (*arguments, *options.values())
-    ):
+    if function not in (tl.static_range, _STATIC_RANGE):
+        return function(*arguments, **options)
+    if any(isinstance(one, tl.tensor | Index) for one in (*arguments, *options.values())):
         raise ValueError("static_range: expected numbers that are known when the kernel is compiled; else take range")
-    return function(*arguments, **options)
+    return tl.static_range(*arguments, **options)  # of the interpreter, also if imported by name
 
 
 def _last_name(function: ast.expr) -> str:

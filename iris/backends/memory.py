@@ -84,7 +84,8 @@ class Memory:
         wrong = int(outside.min())
         fix = (
             "Usual causes: a missing mask; a tensor that was freed, or whose context is closed; one that is not on the "
-            "symmetric heap of this context (ctx.empty); ranks mixed up, or far out of range."
+            "symmetric heap of this context (ctx.empty); a pointer that was translated before; ranks mixed up, or far "
+            "out of range."
         )
         fix = self._off_heap(wrong, self._is_there) or fix
         if NOWHERE // 2 < min(wrong, (1 << 64) - wrong) < 2 * NOWHERE:

@@ -82,13 +82,13 @@ class SimBackend(Backend):
         from iris.backends import interpreter
 
         interpreter.install()
-        interpreter.limits_s[self] = mesh.timeout_s
         self.device = torch.device("cpu")
         self.num_sms = claimed_sms()
         self._heaps = self._map_heaps(mesh, heap_size)
         self._surrounded: dict[int, Surroundings] = {}
         self._rank = mesh.rank
         self.bases = [heap.ctypes.data for heap in self._heaps]
+        interpreter.limits_s[self] = mesh.timeout_s
         self._threads = torch.get_num_threads()
         torch.set_num_threads(min(self._threads, max(1, len(os.sched_getaffinity(0)) // mesh.world_size)))
 
@@ -97,6 +97,10 @@ class SimBackend(Backend):
         for peer, base in enumerate(self.bases):
             if peer != self._rank:
                 yield peer, address - base + self.bases[self._rank]
+
+    def holds(self, address: int) -> bool:
+        """Whether ``address`` is in one of the heaps."""
+        return any(0 <= address - base < heap.nbytes for base, heap in zip(self.bases, self._heaps, strict=True))
 
     @staticmethod
     def _map_heaps(mesh: Mesh, heap_size: int) -> list[np.ndarray]:

@@ -36,9 +36,9 @@ place, then each chunk as it arrives. (By columns, its programs first copy its o
 takes 10 to 30 µs.) No SM moves data over the links. When it wins: by columns, on 4 and 8 ranks, mostly, from 1024 rows
 on; by rows, parts of a few MiB and more, cut into chunks too small for the library's tiles to fill the device.
 
-**decomposed**: the same copies, but the library's matmul (``torch.matmul``), once per chunk, alternately on two lanes,
-each time after a kernel of one program that waits for the chunk (:mod:`iris.ops.decomposed`). Only the part that
-arrives last is cut into ``num_chunks``: while any other part is computed, the next one is on its way. With
+**decomposed**: the same copies, but the library's matmul (``torch.matmul``), once per chunk (by rows alternately on two
+lanes), each time after a kernel of one program that waits for the chunk (:mod:`iris.ops.decomposed`). Only the part
+that arrives last is cut into ``num_chunks``: while any other part is computed, the next one is on its way. With
 ``owners_per_matmul``, one matmul computes the parts of several ranks. By columns, each product is added to those
 before, and rounded, as in PyTorch's fused op; with all ranks' columns in one matmul, and for 8-bit dtypes, nothing is
 added up, and each chunk of rows waits for all its columns. When it wins: by rows, mostly, from 1024 rows on (4096 on 8

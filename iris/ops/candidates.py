@@ -119,11 +119,6 @@ def _owners(*counts: int) -> tuple[Fields, ...]:
     return tuple({"owners_per_matmul": count} for count in counts)
 
 
-def _at_once(*world_sizes: int) -> tuple[Fields, ...]:
-    """Gathers of columns: all ranks' columns of some chunks of rows."""
-    return tuple({"owners_per_matmul": world, "num_chunks": count} for world in world_sizes for count in (2, 4))
-
-
 def _growing(*choices: tuple[int, float]) -> tuple[Fields, ...]:
     return tuple({"num_chunks": count, "chunk_growth": growth} for count, growth in choices)
 
@@ -136,7 +131,7 @@ ALGORITHMS: dict[str, dict[str, tuple[Fields, ...]]] = {
     LOCAL: {"local": ({},)},
     GATHER: {
         "copy_engine": _chunks(1, 2, 4, 8),
-        "decomposed": (*_chunks(1, 2, 4), *_owners(2, 3), *_at_once(2, 4, 8)),
+        "decomposed": (*_chunks(1, 2, 4), *_owners(2, 3)),
         "push": (
             {},
             *(fields | {"k_per_flag": blocks} for blocks in (8, 16) for fields in _comm(16, 32, 64)),
@@ -300,7 +295,7 @@ def candidates(
     for name, choices in options.items():
         tiles = _tiles(problem, name, target, wide)
         for number, tile in enumerate(tiles):
-            for fields in choices:
+            for fields in (*choices, *_at_once(problem, name)):
                 whole = FusedConfig(name, **tile, **fields)
                 if number > 0 and has_no_tile(whole):
                     continue
@@ -313,6 +308,13 @@ def candidates(
         config = plain(problem, name, target, wide=wide)
         if obstacle(problem, config, target) is None:
             yield config
+
+
+def _at_once(problem: Problem, algorithm: str) -> tuple[Fields, ...]:
+    """For a gather of columns by ``decomposed``: all ranks' columns of some chunks of rows."""
+    if algorithm != "decomposed" or problem.gather_dim != 1:
+        return ()
+    return tuple({"owners_per_matmul": problem.world_size, "num_chunks": count} for count in (2, 4))
 
 
 def plain(problem: Problem, algorithm: str, target: Target, *, wide: bool = False) -> FusedConfig:

@@ -87,9 +87,10 @@ class FusedConfig:
         owners_per_matmul: the number of ranks whose rows one matmul computes, with ``decomposed``: in all-reduce, and,
             with one chunk, in reduce-scatter and gathers of rows. A chunk half as long as the first takes twice as many
             ranks' rows. More than 1 fills the device where one rank's rows are too few; but sums are sent later, and a
-            gather waits for more rows before it computes. In a gather of columns it is the number of ranks whose
-            columns one matmul multiplies; its product is rounded and added to those before. With all ranks' columns
-            nothing is added up: each chunk of rows is multiplied when all its columns are there. So are 8-bit dtypes.
+            gather waits for more rows before it computes. In a gather of columns it is, with one chunk, the number of
+            ranks whose columns one matmul multiplies; its product is rounded and added to those before. If it is all
+            ranks, or more, nothing is added up: each chunk of rows is multiplied when all its columns are there. So are
+            8-bit dtypes.
         stream_k: split the tiles of the last waves evenly over all programs, along K (Stream-K).
         two_tiles: with ``stream_k``, split so many tiles that each program gets one to two tiles' worth. False, which
             is mostly faster, gives each less than one.
@@ -229,10 +230,10 @@ class FusedConfig:
         return chunks_of(rows, self.num_chunks, self.block_size_m, self.chunk_growth)
 
     def owners(self, chunks: Sequence[Rows], chunk: int = 0, *, everywhere: bool = False) -> int:
-        """The number of ranks whose rows one matmul computes in chunk number ``chunk``; ``chunks``: those into which
-        each rank's rows are cut. With several chunks, it is more than one only if the sums go ``everywhere``, since
-        only then are rows of several ranks adjacent. Shorter chunks take more ranks' rows, so that all matmuls are
-        about equally long."""
+        """The number of ranks whose rows, or columns, one matmul takes in chunk number ``chunk``; ``chunks``: those
+        into which each rank's rows are cut. With several chunks, it is more than one only if the sums go
+        ``everywhere``, since only then are rows of several ranks adjacent. Shorter chunks take more ranks' rows, so
+        that all matmuls are about equally long."""
         if len(chunks) == 1:
             return self.owners_per_matmul
         if not everywhere:

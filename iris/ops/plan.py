@@ -15,7 +15,7 @@ from iris.device.tile import BIAS_COLUMN, BIAS_NONE, BIAS_ROW
 from iris.errors import ArgumentError, DTypeError, ShapeError
 from iris.ops.config import FusedConfig
 from iris.ops.gathering import pull_source
-from iris.ops.operands import check_matrix, check_no_gradient, check_shape
+from iris.ops.operands import check_matrix, check_shape
 from iris.ops.problem import Problem
 from iris.ops.scales import BLOCK, Scales, check_contiguous, shapes_of_blocks
 from iris.ops.workspace import FusedWorkspace
@@ -151,7 +151,8 @@ def check_launch(
         without = "own_epochs" if plan.own_epochs else "alone"
         waits = "False with pull_source, which waits at the turnstile of all ranks"
         raise ArgumentError(op, f"plan.{without}", waits, "True")
-    check_matrix(ctx, op, "output", output)
+    for name, tensor in (("output", output), ("own", own), ("b", b)):
+        check_matrix(ctx, op, name, tensor)
     all_here = plan.source is kernels.local_source and gathered is None and not plan.own
     rows, part = (problem.m, "all rows of A") if all_here else (plan.rows(problem), "this rank's part of A")
     check_shape(op, "own", own, (rows, problem.k // plan.segments), f"{part}, by problem")
@@ -161,7 +162,6 @@ def check_launch(
     for name, tensor in (("own", own), ("b", b)):
         if tensor.dtype != problem.dtype:
             raise DTypeError(op, name, f"{problem.dtype}, as problem says", tensor.dtype)
-        check_no_gradient(op, name, tensor)
     if plan.own_epochs and plan.gate:
         raise ArgumentError(op, "plan.own_epochs", "False with gate, which waits at the turnstile of all ranks", "True")
     expected = {BIAS_NONE.value: None, BIAS_ROW.value: problem.m, BIAS_COLUMN.value: problem.n}

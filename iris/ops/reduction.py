@@ -383,7 +383,7 @@ class SumCall(OpCall):
     def _summing(self, rows: Rows) -> int:
         """Programs of a kernel that sums these rows. None waits for a later one, so they need not all be resident."""
         blocks = -(-max(1, rows.count) // self.config.comm_block_m) * -(-self.problem.n // self.config.comm_block_n)
-        return min(blocks, _SUM_PROGRAMS * (self.programs))
+        return min(blocks, _SUM_PROGRAMS * self.programs)
 
     def _sum_options(self) -> dict[str, Any]:
         return {

@@ -39,7 +39,7 @@ def problem_of(
 
 def roundings_of(op: str, ranks: int) -> float:
     """The roundings (:func:`iris.bench.accuracy.accuracy`) that ``op`` may have, by any algorithm: those of its matmul,
-    and those of ranks' parts of a sum."""
+    and those of ranks' parts of a sum. Some ways to gather columns have more: :meth:`Operands.roundings_by`."""
     return ROUNDINGS_OF_A_MATMUL + (roundings_of_sum(ranks) if CUT[op] == "k" else 0)
 
 

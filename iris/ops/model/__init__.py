@@ -37,9 +37,9 @@ ten are within 0.91 and 1.23, and of the configs of 196 shapes the one that it p
 on average, and 46 % at worst. There is no incast in these calls, which the model is told (``Machine.contention``). Some
 of the shapes were measured because results of H100s had shown that the model is wrong there. Most calls are of
 2026-11-23. In those that sum tiles, programs still waited for each part that they add up; programs now load the next
-parts ahead and take up to 5 % less, which the model counts. The sums and gathers of columns by ``decomposed`` on 8
-ranks, whose copies have no flags any more, are of two days later. The worst predictions are too fast: for ``one_shot``
-of wide matrices, and for many chunks.
+parts ahead and take up to 5 % less, which the model counts. The sums by ``decomposed`` on 8 ranks, and its gathers of
+all ranks' columns at once, whose copies have no flags any more, are of two days later. The worst predictions are too
+fast: for ``one_shot`` of wide matrices, and for many chunks.
 
 For H100 the model has the rates of data sheets; some constants are fitted to the following calls. Beside 2261 calls on
 two H100s that stand for 8, 4 or 2 ranks (tests/data/h100_mirrored.json, 2026-11-24 and 25) it is 3 % off in the median,
