@@ -64,8 +64,8 @@ def arrived_source(
         valid = pieces < total
         if not EVEN_K:
             valid &= pieces // flags.pieces == segment
-        slots = owners * flags.pieces + pieces % flags.pieces
-        arrived = flags.ready + slots * flags.chunks + block_m // flags.blocks_per_chunk
+        numbers = owners * flags.pieces + pieces % flags.pieces
+        arrived = flags.ready + numbers * flags.chunks + block_m // flags.blocks_per_chunk
         piece += wait_leading(arrived, epoch, owners, valid, handle, SITE)
         ready = piece // flags.pieces * K + min(piece % flags.pieces * flags.piece_k, K)
         if EVEN_K and SEGMENTS > 1:
