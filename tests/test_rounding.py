@@ -1,4 +1,5 @@
-"""Sums over ranks are taken in float32 and rounded once; the same bits on all ranks, also where parts are rounded."""
+"""Sums over ranks are taken in float32 and rounded once, save where it is said; the same bits on all ranks, also where
+parts are rounded."""
 
 from __future__ import annotations
 
@@ -84,8 +85,8 @@ def test_a_ring_rounds_sums_not_products(ranks: Ranks, way: Way, dtype: torch.dt
     assert found == ([expected] * ranks.world_size if way.op == ALL_REDUCE else [[one] for one in expected])
 
 
-def along_k(way: Way, dtype: torch.dtype, stream_k: bool) -> list[float]:
-    """A sum of 2/eps, 1 and 1, each in another block of K."""
+def along_k(way: Way, dtype: torch.dtype, stream_k: bool, owners: int = 1) -> list[float]:
+    """A sum of 2/eps, 1 and 1, each in another block of K, and if columns are gathered of another rank."""
     ctx = context()
     world, large = ctx.world_size, 2 / torch.finfo(dtype).eps
     a = torch.zeros(16, 32 * world, dtype=dtype)
@@ -98,6 +99,7 @@ def along_k(way: Way, dtype: torch.dtype, stream_k: bool) -> list[float]:
     output = ctx.zeros(rows, cols, dtype=dtype)
     options: dict[str, Any] = {"gather_dim": way.gather_dim} if way.op == GATHER else {}
     config = replace(SMALL, algorithm=way.algorithm, stream_k=stream_k and way.algorithm != "relay", num_sms=4)
+    config = replace(config, owners_per_matmul=owners)
     ctx.barrier()
     getattr(iris.ops, way.op)(ctx, output, own, b, config=config, **options)
     ctx.synchronize()
@@ -109,4 +111,13 @@ def along_k(way: Way, dtype: torch.dtype, stream_k: bool) -> list[float]:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("way", ways(GATHER, SCATTER, LOCAL), ids=str)
 def test_sums_along_k_are_rounded_once(ranks: Ranks, way: Way, dtype: torch.dtype, stream_k: bool) -> None:
-    assert ranks.run(along_k, way, dtype, stream_k) == [[2.0]] * ranks.world_size
+    owners = ranks.world_size if way.adds_columns else 1
+    assert ranks.run(along_k, way, dtype, stream_k, owners) == [[2.0]] * ranks.world_size
+
+
+@pytest.mark.parametrize("ranks", worlds(3, 4) if BACKEND != "sim" else worlds(3, 3), indirect=True)
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_columns_that_are_added_up_are_rounded_after_each_rank(ranks: Ranks, dtype: torch.dtype) -> None:
+    """Each rank begins with its own columns, so rank 1 adds 1 and 1 first, and the others lose one or both."""
+    found = ranks.run(along_k, Way(GATHER, "decomposed", 1), dtype, False)
+    assert found == [[2.0 if rank == 1 else 0.0] for rank in range(ranks.world_size)]
