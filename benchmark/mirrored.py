@@ -40,7 +40,7 @@ from iris.ops.hardware import floor_s, hardware
 from iris.ops.model import predicted_s
 from iris.ops.model.machine import machine
 from iris.ops.room import exchanged_blocks, memory_of
-from iris.ops.rows import MAX_CHUNKS, Rows, chunks_of
+from iris.ops.rows import MAX_CHUNKS, Rows, chunks_of, evenly
 from iris.ops.target import target_of
 from iris.ops.tuned import changed_fields
 from iris.ops.words import sent_in_words, tiles_sent, words_nbytes
@@ -146,18 +146,18 @@ def owned_chunks(config: FusedConfig, rows: int) -> list[Rows]:
 
 def num_pieces(config: FusedConfig, rows: int, cols: int) -> int:
     """The number of pieces of a part of A that programs carry one by one, each with a flag."""
-    chunks, blocks = -(-rows // config.block_size_m), -(-cols // config.block_size_k)
-    chunks = -(-chunks // -(-chunks // MAX_CHUNKS))
+    chunks, _ = evenly(-(-rows // config.block_size_m), MAX_CHUNKS)
+    blocks = -(-cols // config.block_size_k)
     return chunks * -(-blocks // min(config.k_per_flag, blocks))
 
 
 def tiles_per_chunk(problem: Problem, config: FusedConfig, tiles: int) -> int:
     """How many of the ``tiles`` for each rank ``copy_engine`` sends at a time."""
     if problem.op == REDUCE_SCATTER:
-        return -(-tiles // min(config.num_chunks, tiles))
-    across, blocks = -(-problem.n // config.block_size_n), -(-problem.m // problem.world_size // config.block_size_m)
-    groups = -(-blocks // config.group_size_m)
-    return min(-(-groups // min(config.num_chunks, groups)) * config.group_size_m, blocks) * across
+        return evenly(tiles, config.num_chunks)[1]
+    rows = problem.m // problem.world_size
+    _, blocks = config.cut_in_groups(rows, config.num_chunks)
+    return config.tiles(min(blocks * config.block_size_m, rows), problem.n)
 
 
 def run(state: bench.State, ctx: iris.Iris, op: str) -> None:
@@ -201,7 +201,7 @@ def run(state: bench.State, ctx: iris.Iris, op: str) -> None:
     if known is not None:
         state.set_predicted(predicted_s(problem, config, replace(machine(known, problem.dtype), contention=False)))
     if config.algorithm == "two_shot" and sent_in_words(problem, config):
-        tiles = -(-problem.m // config.block_size_m) * -(-problem.n // config.block_size_n)
+        tiles = config.tiles(problem.m, problem.n)
         if tiles % world:
             state.skip(f"{tiles} tiles, of which {world} ranks do not own as many each")
     places = regions(operands, config, memory_of(one, problem, config, None), ctx.num_sms)

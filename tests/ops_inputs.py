@@ -286,6 +286,11 @@ def ring_sums(parts: list[torch.Tensor], bias: torch.Tensor) -> list[torch.Tenso
     return [*sums, sums[-1] + bias] if sums else []
 
 
+def columns_at_once(config: FusedConfig, way: Way) -> FusedConfig:
+    """``config``, with all ranks' columns in one matmul, however many ranks there are, if they could be added up."""
+    return replace(config, owners_per_matmul=1 << 10) if way.adds_columns else config
+
+
 def column_sums(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor, world: int, rank: int) -> list[torch.Tensor]:
     """The sums that are rounded when ``rank`` adds up the products of one rank's columns after the other, beginning
     with its own; without the last, which is the result."""

@@ -9,7 +9,7 @@ from unittest import mock
 
 import pytest
 import torch
-from ops_inputs import ALL_REDUCE, GATHER, REDUCE_SCATTER, SCATTER, SMALL, Way, some, trial
+from ops_inputs import ALL_REDUCE, GATHER, REDUCE_SCATTER, SCATTER, SMALL, Way, columns_at_once, some, trial
 from ranks import Ranks, context, worlds
 
 from iris.backends.sim import SideStream
@@ -78,8 +78,7 @@ def results(way: Way, flagged_ranks: int, seed: int) -> list[float]:
         for turn, num_chunks in enumerate((1, 2, 2, 1)):
             one = trial(ctx, way, (40, 16, 32), torch.float32, seed + turn)
             time.sleep(0.005 * (ctx.rank == turn % ctx.world_size))
-            owners = 1 << 10 if way.op == GATHER else 1  # all ranks' columns at once
-            one.run(replace(SMALL, num_chunks=num_chunks, owners_per_matmul=owners))
+            one.run(columns_at_once(replace(SMALL, num_chunks=num_chunks), way))
             excesses.append(one.excess())
     return excesses
 

@@ -15,7 +15,20 @@ from unittest import mock
 import pytest
 import torch
 import triton.language as tl
-from ops_inputs import ALL_REDUCE, GATHER, LOCAL, REDUCE_SCATTER, SCATTER, SMALL, Shape, Way, some, trial, ways
+from ops_inputs import (
+    ALL_REDUCE,
+    GATHER,
+    LOCAL,
+    REDUCE_SCATTER,
+    SCATTER,
+    SMALL,
+    Shape,
+    Way,
+    columns_at_once,
+    some,
+    trial,
+    ways,
+)
 from ordering import Watch, notes_nbytes
 from ranks import BACKEND, Ranks, fresh, worlds
 
@@ -163,8 +176,8 @@ def test_matmuls_for_several_ranks_are_ordered(ranks: Ranks, way: Way, flaw: Fla
 
 def together(way: Way) -> tuple[Call, ...]:
     """Calls that wait for all ranks' parts of a chunk together."""
-    owners = 1 << 10 if way.op == GATHER else 1
-    return tuple((shape, replace(SMALL, owners_per_matmul=owners, num_chunks=2)) for shape in SHAPES)
+    config = columns_at_once(replace(SMALL, num_chunks=2), way)
+    return tuple((shape, config) for shape in SHAPES)
 
 
 def test_a_missing_wait_for_all_columns_is_found(ranks: Ranks, seed: int) -> None:

@@ -342,12 +342,11 @@ class _Call(SumCall):
     def copy_engine(self) -> None:
         config, world, rank, engine = self.config, self.ctx.world_size, self.ctx.rank, self.workspace.engine
         rows = self.problem.m // world
-        blocks, across = -(-rows // config.block_size_m), -(-self.problem.n // config.block_size_n)
         _, chunk_blocks = config.cut_in_groups(rows, config.num_chunks)
         chunk_rows = chunk_blocks * config.block_size_m
         # A round is a chunk: this rank's tiles in it wait for whole chunks from the peers, which must compute them
         # before they wait themselves.
-        chunk_tiles = min(chunk_blocks, blocks) * across
+        chunk_tiles = config.tiles(min(chunk_rows, rows), self.problem.n)
         plan = Plan(
             self.site, schedule.own_last, sink=copied_sink, after=counted_after, eager=True, gate=True,
             shards=world, sharded=True, meet=False, per_round=chunk_tiles,

@@ -273,7 +273,7 @@ def main(doc: str | None, stream_k: bool, argv: Sequence[str] | None = None) -> 
         print("nothing to do: say --validate to check, --benchmark to time, --debug for details", file=sys.stderr)
         return 1
 
-    def launched(who: Identity | None) -> int:
+    def launched(_: Identity | None) -> int:
         num_ranks = ranks_to_start(asked.num_ranks)
         name, world = shared_extent(asked), world_size_of(num_ranks)
         if name in given and getattr(asked, name) % world:

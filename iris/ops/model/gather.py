@@ -190,7 +190,7 @@ def _decomposed(call: Call) -> float:
 def _by_rank_s(call: Call) -> float:
     """The own part first, then that of one rank, or of several together, once they have arrived; the last part in
     chunks. It is the time of the slowest rank, since groups of ranks differ in size from rank to rank."""
-    rows = call.problem.m if _by_columns(call) else call.problem.m // call.world or 1
+    rows, _, _ = _part(call)
     shares, size = call.shares(rows), call.config.owners(call.config.cut(rows))
     slowest = 0.0
     for sizes in {tuple(map(len, arriving_groups(rank, call.world, size))) for rank in range(call.world)}:
