@@ -17,7 +17,7 @@ from iris import backends
 from iris.device.handle import Handle
 from iris.errors import ArgumentError, BackendError
 
-_TARGET = re.compile(r"sm_(\d{2,3})|(gfx[0-9a-f]{3,5})")
+_TARGET = re.compile(r"sm_(\d{2,3})a?|(gfx[0-9a-f]{3,5})")
 
 
 class _Driver:
@@ -60,7 +60,10 @@ def compiling_for(name: str) -> Iterator[None]:
 def stand_in(argument: Any) -> Any:
     """What a kernel is compiled with for ``argument``; see :func:`assembly`."""
     if argument is Handle:
-        return Handle(stand_in(torch.int64), stand_in(torch.int64))
+        argument = Handle(torch.int64, torch.int64)
+    if isinstance(argument, tuple):
+        parts = map(stand_in, argument)
+        return type(argument)(*parts) if hasattr(argument, "_fields") else tuple(parts)
     return MockTensor(argument) if isinstance(argument, torch.dtype) else argument
 
 
@@ -78,10 +81,10 @@ def assembly(kernel: Any, *arguments: Any, target: str, **options: Any) -> str:
         kernel: a ``@triton.jit`` function that is not interpreted: on a machine without a GPU, set
             ``IRIS_BACKEND=compile``.
         arguments: as at a launch. A dtype stands for a tensor of it, ``iris.Handle`` for ``ctx.handle``, and
-            ``torch.int64`` for ``ctx.heap_bases``.
+            ``torch.int64`` for ``ctx.heap_bases``, also inside tuples.
         target: the GPU, such as ``"sm_90"`` (H100, H200), ``"sm_100"`` (B200), ``"gfx942"`` (MI300X) or ``"gfx950"``
             (MI355X).
-        options: constexpr arguments, and launch options such as ``num_warps``.
+        options: arguments by name, and launch options such as ``num_warps``.
 
     Meanwhile no other thread of the process may launch or compile a kernel: Triton has one driver.
 
@@ -93,7 +96,9 @@ def assembly(kernel: Any, *arguments: Any, target: str, **options: Any) -> str:
     if not isinstance(kernel, JITFunction):
         if backends.chosen().name == "sim":
             raise BackendError("assembly: kernels are interpreted in this process; start it with IRIS_BACKEND=compile")
-        raise ArgumentError("assembly", "kernel", "a @triton.jit function", repr(kernel))
+        raise ArgumentError("assembly", "kernel", "a @triton.jit function (of an autotuned one, its .fn)", repr(kernel))
+    runtime = {one.name for one in kernel.params if not one.is_constexpr}
+    named = {name: stand_in(value) if name in runtime else value for name, value in options.items()}
     with compiling_for(target):
-        compiled = kernel.warmup(*map(stand_in, arguments), grid=(1,), **options)
+        compiled = kernel.warmup(*map(stand_in, arguments), grid=(1,), **named)
     return str(compiled.asm["ptx" if "ptx" in compiled.asm else "amdgcn"])

@@ -150,7 +150,10 @@ class Iris(Live, SymmetricHeap, RankLogger, Aliases):
         self._open = True
         _BY_KEY[self._key] = self
         hold(self, Opened(f"rank {self.rank}", self.close, self._release, self._mesh.abandon))
-        self._backend.surround_launches([self._heap_bases, self._alone.bases], self._failure.of_simulated_kernel)
+        handles = [self._heap_bases, self._alone.bases]
+        self._backend.surround_launches(
+            handles, self._failure.of_simulated_kernel, max(limits.first_s, limits.steady_s)
+        )
 
     def _start(self, choice: backends.Choice, who: Identity, heap_size: int, limits: Timeouts) -> None:
         self._compares_calls = backends.compares_calls()

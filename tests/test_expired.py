@@ -189,6 +189,30 @@ def test_a_flag_that_holds_no_epoch_was_written_over(site: int, wanted: int, see
     assert ("make the same call?" in message) != spoilt
 
 
+@triton.jit
+def wait_for_epoch_kernel(handle, flag, wanted):
+    sync.wait(flag, wanted, 0, handle)
+
+
+def wait_for_epoch(wanted: int) -> str:
+    with iris.iris(1 << 16, timeout_s=0.9, first_timeout_s=0.3) as ctx:
+        flag = ctx.zeros(1, dtype=torch.int32)
+        try:
+            wait_for_epoch_kernel[(1,)](ctx.handle, flag, wanted)
+            ctx.synchronize()
+        except iris.WaitTimeout as error:
+            return str(error)
+    return "nothing"
+
+
+@pytest.mark.parametrize("ranks", [1], indirect=True)
+@pytest.mark.parametrize(("wanted", "limit_s"), [(1, 0.3), (2, 0.9)])
+def test_a_wait_has_its_own_limit_whichever_is_longer(ranks: Ranks, wanted: int, limit_s: float) -> None:
+    (message,) = ranks.run(partial(wait_for_epoch, wanted))
+    found = re.search(r"waited ([0-9.]+) s", message)
+    assert found and limit_s <= float(found[1]) < limit_s + 0.5, message
+
+
 @pytest.mark.parametrize(("wanted", "limit"), [(0, "first_timeout_s"), (1, "first_timeout_s"), (2, "timeout_s")])
 def test_the_limit_that_a_slow_peer_needs_is_named(wanted: int, limit: str) -> None:
     record = Record(control.CODE_EXPIRED.value, control.SITE_USER.value, 1, 0, 16, wanted, -1, 10**9)

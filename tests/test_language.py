@@ -3,6 +3,7 @@ them."""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,7 @@ pytestmark = [
 ]
 ONE = pytest.mark.parametrize("ranks", [1], indirect=True)
 LANES, LIMIT = 16, 5
+THREE = tl.constexpr(3)
 AT = np.arange(LANES)
 LESS, MORE = AT < LIMIT, AT > 2
 
@@ -144,6 +146,47 @@ def unrolled_kernel(found, count, KIND: tl.constexpr):
 
 def unrolled() -> list[Failure]:
     return [refused(unrolled_kernel, 3, KIND=kind) for kind in ("argument", "index", "constants")]
+
+
+@triton.jit
+def uncompiled_kernel(found, count, KIND: tl.constexpr):
+    if KIND == "raise":
+        raise ValueError
+    if KIND == "try":
+        try:
+            tl.store(found, 1)
+        finally:
+            tl.store(found, 2)
+    elif KIND == "else behind for":
+        for i in range(2):
+            tl.store(found + i, i)
+        else:
+            tl.store(found, 2)
+    elif KIND == "for over":
+        for i in (1, 2):
+            tl.store(found + i, i)
+    elif KIND == "range: expected whole numbers":
+        for i in range(count / 2):
+            tl.store(found + i, i)
+    elif KIND == "static_assert: expected what is known":
+        tl.static_assert(count > 2)
+
+
+UNCOMPILED = (
+    "raise", "try", "else behind for", "for over", "range: expected whole numbers",
+    "static_assert: expected what is known",
+)  # fmt: skip
+
+
+def uncompiled() -> list[Failure]:
+    return [refused(uncompiled_kernel, 7, KIND=kind) for kind in UNCOMPILED]
+
+
+@ONE
+def test_what_does_not_compile_is_refused(ranks: Ranks) -> None:
+    (found,) = ranks.run(uncompiled)
+    for kind, one in zip(UNCOMPILED, found, strict=True):
+        assert one.kind == "InterpreterError" and kind in one.message, one
 
 
 @ONE
@@ -329,6 +372,33 @@ def loop_kernel(found, first, count, KIND: tl.constexpr):
     elif KIND == "constants":
         for i in tl.static_range(3):
             tl.store(found + i, i // 2 - first)
+    elif KIND == "global constants":
+        for i in range(count):
+            tl.store(found + i, added_indices(THREE * i, i - THREE).to(tl.int64))
+    elif KIND == "compared":
+        for i in range(count):
+            tl.store(found + i, tl.where(~(i > 2), 1, 0) + (i < THREE).to(tl.int64) * 2)
+    elif KIND == "not":
+        for i in range(count):
+            if not i > 2:
+                tl.store(found + i, (not i == 1).to(tl.int32))  # type: ignore[attr-defined]
+    elif KIND == "inverted":
+        for i in range(count):
+            if ~(i > 2):
+                tl.store(found + i, i + 1)
+    elif KIND == "one bit":
+        for i in range(count):
+            tl.store(found + i, (i > 0) + (i > 1))
+    elif KIND == "masks":
+        at = tl.arange(0, 8)
+        for i in range(count):
+            tl.store(found + at, i + 1, mask=(at == i) & ~(i == 1))
+            tl.atomic_add(found + i, tl.full((), 10, tl.int64), mask=i > 2.5)
+
+
+@triton.jit
+def added_indices(a, b):
+    return a.to(tl.int64) + b.to(tl.int64)
 
 
 def int32(value: int) -> int:
@@ -341,13 +411,19 @@ LOOPS: dict[str, Callable[[int], int]] = {
     "wraps": lambda i: int32(int32((100000 + i) ** 2) - 4),
     "wide": lambda i: (100000 + i) ** 2 - 4,
     "constants": lambda i: i // 2 + 4,
+    "global constants": lambda i: 4 * i - 3,
+    "compared": lambda i: 3 if i < 3 else 0,
+    "not": lambda i: int(i != 1) if i < 3 else 0,
+    "inverted": lambda i: i + 1 if i < 3 else 0,
+    "one bit": lambda i: int(i == 1),
+    "masks": lambda i: (i + 1 if i != 1 else 0) + (10 if i > 2 else 0),
 }
 
 
 def loops() -> dict[str, list[int]]:
     ctx, results = context(), {}
     for kind in LOOPS:
-        found = ctx.zeros(6, dtype=torch.int64)
+        found = ctx.zeros(8, dtype=torch.int64)
         loop_kernel[(1,)](found, -4, 6, KIND=kind)
         results[kind] = found.tolist()
     return results
@@ -359,6 +435,28 @@ def test_variables_of_loops_are_numbers_as_compiled(ranks: Ranks) -> None:
     for kind, value in LOOPS.items():
         count = 3 if kind == "constants" else 6
         assert results[kind][:count] == [value(i) for i in range(count)], kind
+
+
+@triton.jit
+def overflowing_kernel(found):
+    large = tl.full((4,), 1e30, tl.float32)
+    tl.store(
+        found + tl.arange(0, 4), (large * large).to(tl.float16) - large.to(tl.float16) + tl.exp(large) / (large * 0)
+    )
+
+
+def overflowing() -> list[float]:
+    found = context().zeros(4)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        overflowing_kernel[(2,)](found)
+    return list(found.tolist())
+
+
+@ONE
+def test_floats_that_overflow_are_no_warnings(ranks: Ranks) -> None:
+    (found,) = ranks.run(overflowing)
+    assert np.isnan(found).all()
 
 
 @triton.jit

@@ -92,9 +92,9 @@ class Backend(ABC):
         """Wait until the device has finished all its work, calling ``check`` repeatedly meanwhile."""
 
     @abstractmethod
-    def surround_launches(self, given: Iterable[torch.Tensor], around: Surroundings) -> None:
-        """Run every kernel that gets a tensor of ``given`` inside ``around()``, until :meth:`close`. Only the simulator
-        does so, where a kernel has finished when its launch returns."""
+    def surround_launches(self, given: Iterable[torch.Tensor], around: Surroundings, limit_s: float) -> None:
+        """Run every kernel that gets a tensor of ``given`` inside ``around()``, until :meth:`close`. ``limit_s``: how
+        long waits in it may take. Only the simulator does so, where a kernel has finished when its launch returns."""
 
     @abstractmethod
     def close(self, limit_s: float | None) -> bool:

@@ -111,8 +111,7 @@ def _truncated(values: np.ndarray, dtype: np.dtype) -> np.ndarray:
     limits = np.iinfo(wide)
     nothing = 1 << (bits - 1) if 8 in (values.dtype.itemsize, wide.itemsize) else 0
     whole = np.trunc(values.astype(np.float64))
-    with np.errstate(invalid="ignore"):
-        made = whole.astype(wide)
+    made = whole.astype(wide)
     made = np.where(whole >= float(limits.max), wide.type(limits.max), made)
     made = np.where(whole <= float(limits.min), wide.type(limits.min), made)
     made = np.where(np.isnan(whole), np.array([nothing], f"u{bits // 8}").view(wide), made)
@@ -217,8 +216,7 @@ def _install_memory() -> None:
         return rmw(self, op, ptr, val, mask, sem, scope)
 
     def create_descriptor_load(self: Any, desc: Any, indices: Any, *options: Any, **named: Any) -> Any:
-        with np.errstate(invalid="ignore"):  # it casts its padding, NaN, to an integer
-            loaded = load(self, desc, indices, *options, **named)
+        loaded = load(self, desc, indices, *options, **named)
         if desc.padding == upstream._ir.PADDING_OPTION.PAD_NAN and _is_bfloat16(loaded):
             inside = np.asarray(desc.materialize_pointers(indices)[1].data)
             loaded = _Handle(np.where(inside, loaded.data, np.uint16(_BFLOAT16_NAN)), tl.bfloat16)
@@ -251,8 +249,7 @@ def _widen_reduced(owner: Any, name: str) -> None:
             return type(result)(narrowed(one, dtype) for one in result)
         if result.dtype != tl.float32:  # an index
             return result
-        with np.errstate(over="ignore"):  # to infinity
-            return tl.tensor(cast(result.handle, dtype), result.type.with_element_ty(dtype))
+        return tl.tensor(cast(result.handle, dtype), result.type.with_element_ty(dtype))
 
     def reduce(self: Any, input: Any, *options: Any, **named: Any) -> Any:
         _refuse_float8(name, input.handle)
@@ -286,8 +283,7 @@ def _atomic_add_16(self: Any, ptr: Any, val: Any, mask: Any, sem: Any) -> Any:
             seen = upstream._interpreter.load(word, word_mask, np.zeros(1, np.uint32), np.dtype(np.uint32))
             half = (seen >> shift).astype(np.uint16)
             total = _widened(handle(half)).data.astype(np.float32) + values[index]
-            with np.errstate(over="ignore"):  # to infinity
-                new = (narrow(total) if _is_bfloat16(val) else total.astype(np.float16)).view(np.uint16)
+            new = (narrow(total) if _is_bfloat16(val) else total.astype(np.float16)).view(np.uint16)
             merged = (seen & ~(np.uint32(0xFFFF) << shift)) | (new.astype(np.uint32) << shift)
             if upstream._interpreter.atomic_cas(word, seen, merged, order)[0] == seen[0]:
                 old[index] = half[0]

@@ -191,7 +191,7 @@ class GpuBackend(Backend):
             check()
         check()
 
-    def surround_launches(self, given: Iterable[torch.Tensor], around: Surroundings) -> None:
+    def surround_launches(self, given: Iterable[torch.Tensor], around: Surroundings, limit_s: float) -> None:
         """Do nothing: a launch returns before its kernel has run."""
 
     def close(self, limit_s: float | None) -> bool:

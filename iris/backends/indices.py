@@ -1,5 +1,5 @@
 """Loop variables of simulated kernels. In Python they would be ints; in compiled kernels they have 32 or 64 bits: they
-wrap, are divided toward zero, and can be cast."""
+wrap, are divided toward zero, and can be cast. What comparisons of them yield has one bit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 import triton.language as tl
 from triton.runtime import interpreter as upstream
 
-_NUMBERS = {32: (np.int32, tl.int32), 64: (np.int64, tl.int64)}
+_NUMBERS = {1: (np.bool_, tl.int1), 32: (np.int32, tl.int32), 64: (np.int64, tl.int64)}
 
 
 class Index(int):
@@ -36,12 +36,27 @@ class Wide(Index):
     bits = 64
 
 
+class Truth(Index):
+    """What a comparison of an :class:`Index` yields."""
+
+    bits = 1
+
+    def __invert__(self) -> Truth:
+        return Truth(not self)
+
+    def __neg__(self) -> Any:
+        return -self.tensor()
+
+
 def indices(function: Callable[..., Any], *arguments: Any, **options: Any) -> Iterable[Any]:
     """The iterable of a ``for`` loop over ``function(…)``, which is ``range``, or a function of the kernel's own with
     this name."""
     numbers = function(*arguments, **options)
     if type(numbers) is not range:
         return numbers  # type: ignore[no-any-return]
+    for one in arguments:
+        if isinstance(one, tl.tensor) and one.dtype.is_floating():
+            raise TypeError(f"range: expected whole numbers, got {one}, a float: // divides whole numbers")
     return map(Wide if any(map(_is_wide, arguments)) else Index, numbers)
 
 
@@ -73,9 +88,14 @@ def _method(name: str, compute: Callable[[int, int], int], swapped: bool) -> Cal
     def method(self: Index, other: Any) -> Any:
         if type(other) is tl.constexpr:
             other = other.value
-        if type(other) is not int and not isinstance(other, Index):
-            as_tensor = isinstance(other, float) or (self.bits == 64 and isinstance(other, tl.tensor))
-            return getattr(self.tensor(), name)(other) if as_tensor else plain(self, other)
+        if (
+            isinstance(self, Truth)
+            or isinstance(other, Truth | float)
+            or (self.bits == 64 and type(other) is tl.tensor)
+        ):
+            return getattr(self.tensor(), name)(_as_tensor(other))
+        if not isinstance(other, int):
+            return plain(self, other)
         mine, theirs = int(self), int(other)
         made = compute(theirs, mine) if swapped else compute(mine, theirs)
         return _wrapped(made, _is_wide(self) or _is_wide(other))
@@ -87,7 +107,23 @@ def _quotient(name: str) -> Callable[[Index, Any], Any]:
     """The method ``name``, a division whose result is a float."""
 
     def method(self: Index, other: Any) -> Any:
-        return getattr(self.tensor(), name)(other.tensor() if isinstance(other, Index) else other)
+        return getattr(self.tensor(), name)(_as_tensor(other))
+
+    return method
+
+
+def _as_tensor(number: Any) -> Any:
+    return number.tensor() if isinstance(number, Index) else number
+
+
+def _comparison(name: str) -> Callable[[Index, Any], Any]:
+    of_int, of_float = getattr(int, name), getattr(float, name)
+
+    def method(self: Index, other: Any) -> Any:
+        if type(other) is tl.constexpr:
+            other = other.value
+        found = of_float(float(self), other) if isinstance(other, float) else of_int(self, other)
+        return found if found is NotImplemented else Truth(found)
 
     return method
 
@@ -104,6 +140,9 @@ def _add_methods() -> None:
             setattr(Index, full, _method(full, compute, swapped))
     for full in ("__truediv__", "__rtruediv__"):
         setattr(Index, full, _quotient(full))
+    for name in ("lt", "le", "eq", "ne", "gt", "ge"):
+        setattr(Index, f"__{name}__", _comparison(f"__{name}__"))
+    Index.__hash__ = int.__hash__  # type: ignore[method-assign]  # a class with its own == would have none
     for name, negate in (("__neg__", operator.neg), ("__invert__", operator.invert)):
         setattr(Index, name, lambda self, _f=negate: _wrapped(_f(int(self)), self.bits == 64))
 

@@ -26,6 +26,7 @@ What changes while Iris simulates:
 
 from __future__ import annotations
 
+import contextvars
 import inspect
 import itertools
 import linecache
@@ -43,6 +44,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakKeyDictionary
 
+import numpy as np
 import torch
 import triton
 import triton.language as tl
@@ -72,11 +74,11 @@ _LOADS_AT_MOST = 2000
 _MOST_PLACES = 4096
 """The number of places for which a launch remembers what a program has read there."""
 _ROUNDS_IN_VAIN = 1000
-"""The least number of rounds in which all programs read the same before a launch ends: within fewer, a wait of Iris's
-own looks at other words, too."""
+"""How many rounds in which all programs read the same are left to a launch whose time is over: more than a wait of
+Iris's own needs to see that its own time is over, so that it is the wait that ends."""
 _USUAL_LIMIT_S = 300.0
 limits_s: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
-"""How long a launch may poll in vain, by open backend; the longest counts."""
+"""How long a launch may poll in vain, by open backend: as long as any of its waits. The longest counts."""
 surroundings: dict[int, Surroundings] = {}
 """Functions that make the context manager around a launch, by the ``id`` of a tensor among its arguments."""
 
@@ -136,6 +138,9 @@ class _Launch:
         else:
             scope = upstream._patch_lang(fn)
             scope.set_attr(tl.tensor, "__index__", lambda self: int(self.handle.data.squeeze()))
+            for module in (tl, tl.core):
+                if id(module) in languages:
+                    scope.set_attr(module, "static_assert", language.static_assert)
             for owner, name, _ in scope._changes:
                 setattr(owner, name, _direct(getattr(owner, name)))
             _changes[key] = [(owner, name, getattr(owner, name)) for owner, name, _ in scope._changes]
@@ -215,6 +220,7 @@ def _run_grid(self: Any, *args: Any, **kwargs: Any) -> None:
             with ExitStack() as entered:
                 for one in around:
                     entered.enter_context(one())
+                entered.enter_context(np.errstate(all="ignore"))  # kernels overflow, and make NaN, without a warning
                 _run_programs(launch, lambda: self.fn(**bound), grid)
         finally:
             torch.set_num_threads(threads)
@@ -236,7 +242,7 @@ def _surroundings(given: Iterable[object]) -> set[Surroundings]:
 
 def _run_programs(launch: _Launch, body: Callable[[], None], grid: tuple[int, ...]) -> None:
     builder = upstream.interpreter_builder
-    waiting = deque((greenlet.greenlet(body), index) for index in itertools.product(*(range(size) for size in grid)))
+    waiting = deque((_program(body), index) for index in itertools.product(*(range(size) for size in grid)))
     went_on, in_vain = math.inf, 0
     try:
         while waiting:
@@ -250,13 +256,12 @@ def _run_programs(launch: _Launch, body: Callable[[], None], grid: tuple[int, ..
                     launch.forget(program)
                 else:
                     waiting.append((program, index))
-            in_vain += 1
             if launch.worked or launch.found_new:
                 went_on, in_vain = time.monotonic(), 0
-            elif in_vain > _ROUNDS_IN_VAIN and time.monotonic() - went_on > max(
-                limits_s.values(), default=_USUAL_LIMIT_S
-            ):
-                raise _waited_in_vain(launch, *waiting[0])
+            elif time.monotonic() - went_on > max(limits_s.values(), default=_USUAL_LIMIT_S):
+                in_vain += 1
+                if in_vain > _ROUNDS_IN_VAIN:
+                    raise _waited_in_vain(launch, *waiting[0])
             if not launch.worked:
                 time.sleep(_IDLE_SLEEP_S)
     except Exception as error:
@@ -271,6 +276,13 @@ def _run_programs(launch: _Launch, body: Callable[[], None], grid: tuple[int, ..
         if isinstance(error, (IrisError, InterpreterError)):
             raise
         raise InterpreterError(f"{_described(error)}.{place}") from error
+
+
+def _program(body: Callable[[], None]) -> Any:
+    """A program of a launch; in it, NumPy's settings and other variables of the context are as around the launch."""
+    program = greenlet.greenlet(body)
+    program.gr_context = contextvars.copy_context()
+    return program
 
 
 def _described(error: Exception) -> str:

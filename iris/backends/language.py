@@ -10,8 +10,9 @@
 * **Assertions.** ``tl.device_assert`` is checked whether ``debug`` is set or not, as ``assert`` is.
 * **Axes.** A reduction or scan with a user's function takes negative axes, which count from the last one.
 * **Libraries.** Functions of ``libdevice`` are computed by PyTorch if it has them.
-* **Refusals.** An error says what cannot be simulated. ``break``, ``continue``, ``return`` in a loop, and reading
-  variables outside the kernel that are no ``tl.constexpr`` raise errors that say that they cannot be compiled.
+* **Refusals.** An error says what cannot be simulated. ``break``, ``continue``, ``return`` in a loop, ``raise``,
+  ``try``, loops over anything but ranges, assertions and ranges of constants that are none, and reading variables
+  outside the kernel that are no ``tl.constexpr`` raise errors that say that they cannot be compiled.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ import triton.language as tl
 from triton.language.extra import cuda, hip, libdevice
 from triton.runtime import interpreter as upstream
 
-from iris.backends.indices import Index, indices
+from iris.backends.indices import Index, Truth, indices
 
 _Builder = upstream.InterpreterBuilder
 _Handle = upstream.TensorHandle
@@ -56,6 +57,10 @@ _ARITHMETIC = ("add", "sub", "mul", "truediv", "floordiv", "mod", "and", "or", "
 _COMPARISONS = {"__gt__": "__lt__", "__ge__": "__le__", "__eq__": "__eq__", "__ne__": "__ne__"}
 _STATIC_RANGE = tl.static_range
 """Of the compiler, as Triton redirects the attribute of its module only."""
+_ELSE_END = "let the condition of a while loop, or a mask, say what is still to be done"
+"""What to do where a loop cannot be left."""
+_NUMBERS = (tl.tensor, Index)
+"""Types of what is known only when the kernel runs."""
 _FLOATS = (tl.float32, tl.float64)
 """The dtypes that functions of ``libdevice`` accept."""
 
@@ -71,7 +76,9 @@ def install() -> None:
     upstream._iris_refused, upstream._iris_variable = _refused_statement, _refused_variable
     _install_constants()
     _install_axes()
-    type(upstream.interpreter_semantic).device_assert = _device_assert
+    semantic = type(upstream.interpreter_semantic)
+    semantic.to_tensor = _with_indices(semantic.to_tensor)
+    semantic.device_assert = _device_assert
     _install_masks()
     _install_libraries()
     _Builder.create_descriptor_reduce = _descriptor_reduce
@@ -114,7 +121,11 @@ class _Rewriter(upstream.ASTTransformer):  # type: ignore[misc]
         called = _last_name(node.iter.func) if isinstance(node.iter, ast.Call) else ""
         self._visit_loop(node, unrolled=called == "static_range")
         loop = node.iter
-        if isinstance(loop, ast.Call) and called in ("range", "static_range"):
+        if not isinstance(loop, ast.Call):
+            return self._refused(node, "for over anything but range or static_range", "loop over places in it")
+        if node.orelse and called == "range":
+            return self._refused(node, "else behind for", "put it behind the loop")
+        if called in ("range", "static_range"):
             made = "_iris_indices" if called == "range" else "_iris_unrolled"
             node.iter = _calling(loop, made, loop.func, *loop.args, keywords=loop.keywords)
         return node
@@ -143,16 +154,22 @@ class _Rewriter(upstream.ASTTransformer):  # type: ignore[misc]
 
     def visit_Return(self, node: ast.Return) -> Any:  # noqa: N802
         self.generic_visit(node)
-        return self._refused(node, "return in a loop") if self._loops else node
+        return self._refused(node, "return in a loop", _ELSE_END) if self._loops else node
 
     def visit_Break(self, node: ast.Break) -> Any:  # noqa: N802
-        return self._refused(node, "break")
+        return self._refused(node, "break", _ELSE_END)
+
+    def visit_Raise(self, node: ast.Raise) -> Any:  # noqa: N802
+        return self._refused(node, "raise", "take assert, or tl.device_assert")
+
+    def visit_Try(self, node: ast.Try) -> Any:  # noqa: N802
+        return self._refused(node, "try", "let conditions say what to do")
 
     def visit_Continue(self, node: ast.Continue) -> Any:  # noqa: N802
-        return self._refused(node, "continue")
+        return self._refused(node, "continue", _ELSE_END)
 
-    def _refused(self, node: ast.stmt, what: str) -> ast.stmt:
-        return ast.copy_location(ast.Expr(_calling(node, "_iris_refused", ast.Constant(what))), node)
+    def _refused(self, node: ast.stmt, what: str, fix: str) -> ast.stmt:
+        return ast.copy_location(ast.Expr(_calling(node, "_iris_refused", ast.Constant(what), ast.Constant(fix))), node)
 
     def visit_If(self, node: ast.If | ast.IfExp) -> Any:  # noqa: N802
         self.generic_visit(node)
@@ -177,7 +194,7 @@ def _unrolled(function: Callable[..., Any], *arguments: Any, **options: Any) -> 
     """The iterable of a loop over ``function(…)``, which is ``static_range``, or a function of the kernel's own."""
     if function not in (tl.static_range, _STATIC_RANGE):
         return function(*arguments, **options)
-    if any(isinstance(one, tl.tensor | Index) for one in (*arguments, *options.values())):
+    if any(isinstance(one, _NUMBERS) for one in (*arguments, *options.values())):
         raise ValueError("static_range: expected numbers that are known when the kernel is compiled; else take range")
     return tl.static_range(*arguments, **options)  # of the interpreter, also if imported by name
 
@@ -191,7 +208,7 @@ def _assigned(value: Any) -> Any:
     """The value of a name after ``value`` is assigned to it: numbers become tensors."""
     if isinstance(value, tuple):
         return upstream._tuple_create(value, map(_assigned, value))
-    return value.tensor() if isinstance(value, Index) else upstream.interpreter_semantic.to_tensor(value, False)
+    return upstream.interpreter_semantic.to_tensor(value, False)
 
 
 def refuse_variables(fn: Callable[..., Any], tree: ast.Module) -> ast.Module:
@@ -229,10 +246,8 @@ def _refused_variable(name: str) -> Any:
     )
 
 
-def _refused_statement(what: str) -> Any:
-    raise NotImplementedError(
-        f"{what} cannot be compiled: let the condition of a while loop, or a mask, say what is still to be done."
-    )
+def _refused_statement(what: str, fix: str) -> Any:
+    raise NotImplementedError(f"{what} cannot be compiled: {fix}.")
 
 
 def _logical(both: bool, *operands: Callable[[], Any]) -> Any:
@@ -251,7 +266,9 @@ def _logical(both: bool, *operands: Callable[[], Any]) -> Any:
 
 
 def _not(value: Any) -> Any:
-    return upstream.interpreter_semantic.not_(value) if isinstance(value, tl.tensor) else not value
+    if isinstance(value, tl.tensor):
+        return upstream.interpreter_semantic.not_(value)
+    return Truth(not value) if isinstance(value, Index) else not value
 
 
 def _condition(value: Any) -> Any:
@@ -272,7 +289,8 @@ def _call(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
 
 
 def _install_constants() -> None:
-    """Make operations of a ``tl.constexpr`` and a tensor yield a tensor; in Python they would yield a constexpr."""
+    """Make operations of a ``tl.constexpr`` and a tensor, or loop variable, yield what two of these yield; in Python
+    they would yield a constexpr."""
     sides = {f"__{name}__": f"__r{name}__" for name in _ARITHMETIC} | _COMPARISONS
     for name, swapped in (sides | {theirs: mine for mine, theirs in sides.items()}).items():
         if hasattr(tl.constexpr, name):
@@ -283,11 +301,20 @@ def _beside_tensors(name: str, swapped: str) -> Callable[[Any, Any], Any]:
     original = getattr(tl.constexpr, name)
 
     def operate(self: Any, other: Any) -> Any:
-        if isinstance(self.value, tl.tensor):
+        if isinstance(self.value, _NUMBERS):
             return getattr(self.value, name)(other)
-        return getattr(other, swapped)(self.value) if isinstance(other, tl.tensor) else original(self, other)
+        return getattr(other, swapped)(self.value) if isinstance(other, _NUMBERS) else original(self, other)
 
     return operate
+
+
+def _with_indices(to_tensor: Callable[..., Any]) -> Callable[..., Any]:
+    """``to_tensor``, for which a loop variable is no constant."""
+
+    def replacement(self: Any, value: Any, *options: Any, **named: Any) -> Any:
+        return value.tensor() if isinstance(value, Index) else to_tensor(self, value, *options, **named)
+
+    return replacement
 
 
 def _install_masks() -> None:
@@ -325,6 +352,15 @@ def _device_assert(self: Any, condition: Any, message: str, mask: Any = None) ->
     if mask is not None:
         condition = self.or_(condition, self.not_(mask))
     self.builder.create_assert(condition.handle, message)
+
+
+def static_assert(condition: Any, message: str = "") -> None:
+    """Replaces the interpreter's, which takes what is known only when the kernel runs, too."""
+    if isinstance(condition, _NUMBERS):
+        raise ValueError(
+            "static_assert: expected what is known when the kernel is compiled; else take tl.device_assert"
+        )
+    assert condition, message
 
 
 def _install_axes() -> None:

@@ -88,7 +88,6 @@ class SimBackend(Backend):
         self._surrounded: dict[int, Surroundings] = {}
         self._rank = mesh.rank
         self.bases = [heap.ctypes.data for heap in self._heaps]
-        interpreter.limits_s[self] = mesh.timeout_s
         self._threads = torch.get_num_threads()
         torch.set_num_threads(min(self._threads, max(1, len(os.sched_getaffinity(0)) // mesh.world_size)))
 
@@ -163,9 +162,10 @@ class SimBackend(Backend):
     def finish(self, check: Callable[[], None]) -> None:
         check()
 
-    def surround_launches(self, given: Iterable[torch.Tensor], around: Surroundings) -> None:
+    def surround_launches(self, given: Iterable[torch.Tensor], around: Surroundings, limit_s: float) -> None:
         from iris.backends import interpreter
 
+        interpreter.limits_s[self] = limit_s
         self._surrounded = {id(one): around for one in given}
         interpreter.surroundings |= self._surrounded
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import pytest
 import torch
 import triton
@@ -34,6 +36,26 @@ def test_a_kernel_is_compiled_for_a_gpu_that_is_not_there(target: str, store: st
     assert target in text and "greet" in text and store in text
 
 
+class Pair(NamedTuple):
+    handle: object
+    boxes: tuple[object, ...]
+
+
+@triton.jit
+def greet_in(pair, count, BLOCK: tl.constexpr):
+    offsets = tl.arange(0, BLOCK)
+    iris.peer.store(pair.handle, pair.boxes[0] + offsets, offsets, 1, mask=offsets < count)
+
+
+def test_arguments_are_those_of_a_launch() -> None:
+    def greeting(**named: object) -> str:
+        return iris.assembly(greet, target="sm_90a", BLOCK=8, **named)
+
+    assert greeting(handle=iris.Handle, box=torch.int32) == greeting(box=torch.int32, handle=iris.Handle)
+    pair = Pair(iris.Handle, (torch.int32,))
+    assert "st.global" in iris.assembly(greet_in, pair, count=5, target="sm_90", BLOCK=8)
+
+
 def test_what_does_not_compile_is_an_error() -> None:
     with pytest.raises(triton.CompilationError, match="Loop-carried variable total"):
         iris.assembly(changing, torch.float32, target="sm_90")
@@ -48,3 +70,6 @@ def test_an_unknown_gpu_is_an_error(target: str) -> None:
 def test_what_is_no_kernel_is_an_error() -> None:
     with pytest.raises(iris.ArgumentError, match=r"assembly: kernel: expected a @triton\.jit function"):
         iris.assembly(print, target="sm_90")
+    tuned = triton.autotune([triton.Config({"BLOCK": 8})], key=[])(greet)
+    with pytest.raises(iris.ArgumentError, match=r"of an autotuned one, its \.fn"):
+        iris.assembly(tuned, iris.Handle, torch.int32, target="sm_90")
