@@ -258,11 +258,11 @@ def run_under_torchrun(script: Path, num_ranks: int) -> list[tuple[int, str]]:
     )
 
 
-@pytest.mark.parametrize("page", ["serving", "training"])
-def test_the_blocks_of_a_page_are_a_program_that_runs(page: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("page", "num_ranks"), [("serving", 2), ("serving", 4), ("training", 2)])
+def test_the_blocks_of_a_page_are_a_program_that_runs(page: str, num_ranks: int, tmp_path: Path) -> None:
     script = tmp_path / f"{page}.py"
     script.write_text("\n\n".join(python_blocks(ROOT / "docs" / f"{page}.md")))
-    for rank, (code, output) in enumerate(run_under_torchrun(script, 2)):
+    for rank, (code, output) in enumerate(run_under_torchrun(script, num_ranks)):
         assert code == 0, f"rank {rank} ended with {code}:\n{output}"
 
 

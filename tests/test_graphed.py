@@ -306,3 +306,65 @@ def trained(compiler: str) -> list[float]:
 def test_layers_are_trained_in_graphs(ranks: Ranks, compiler: str) -> None:
     for errors in ranks.run(trained, compiler):
         assert len(errors) == 2 and max(errors) < BOUND, errors
+
+
+def summed(ctx: iris.Iris, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return ctx.ops.matmul_all_reduce(a.new_empty(a.shape[0], b.shape[1]), a, b)
+
+
+class Columns(torch.autograd.Function):
+    """``x @ weight.t()``, whose gradient of x is summed over ranks."""
+
+    @staticmethod
+    def forward(call: Any, ctx: iris.Iris, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        call.save_for_backward(x, weight)
+        call.iris = ctx
+        return x @ weight.t()
+
+    @staticmethod
+    def backward(call: Any, *grads: torch.Tensor) -> tuple[None, torch.Tensor, torch.Tensor]:
+        x, weight = call.saved_tensors
+        return None, summed(call.iris, grads[0], weight), grads[0].t() @ x
+
+
+class Rows(torch.autograd.Function):
+    """``all_reduce(x @ weight.t())``, with its gradients."""
+
+    @staticmethod
+    def forward(call: Any, ctx: iris.Iris, x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        call.save_for_backward(x, weight)
+        return summed(ctx, x, weight.t())
+
+    @staticmethod
+    def backward(call: Any, *grads: torch.Tensor) -> tuple[None, torch.Tensor, torch.Tensor]:
+        x, weight = call.saved_tensors
+        return None, grads[0] @ weight, grads[0].t() @ x
+
+
+def trained_twice(compiler: str) -> list[float]:
+    """Errors of two layers whose sums are made in the graph, against the same layers on one rank."""
+    with fresh(1 << 20) as ctx:
+        x, up, down = (drawn(ctx, *shape).requires_grad_() for shape in ((ROWS, 16), (INNER, 16), (16, INNER)))
+        own = [
+            one.detach().chunk(ctx.world_size, dim)[ctx.rank].clone().requires_grad_()
+            for one, dim in ((up, 0), (down, 1))
+        ]
+
+        def layer(x: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+            return x + Rows.apply(ctx, Columns.apply(ctx, x, up).sin(), down)  # type: ignore[no-any-return]
+
+        one, own_x = compiled(layer, compiler), x.detach().clone().requires_grad_()
+        found = torch.autograd.grad(one(one(own_x, *own), *own).square().sum(), (own_x, *own))
+        ctx.synchronize()
+        whole = x + (x @ up.t()).sin() @ down.t()
+        whole = whole + (whole @ up.t()).sin() @ down.t()
+        grad_x, grad_up, grad_down = torch.autograd.grad(whole.square().sum(), (x, up, down))
+        right = grad_x, grad_up.chunk(ctx.world_size, 0)[ctx.rank], grad_down.chunk(ctx.world_size, 1)[ctx.rank]
+        return [error(mine, grad) for mine, grad in zip(found, right, strict=True)]
+
+
+@TWO
+@pytest.mark.parametrize("compiler", [*COMPILERS, "aot_eager_decomp_partition"])
+def test_layers_of_sums_are_trained_in_graphs(ranks: Ranks, compiler: str) -> None:
+    for errors in ranks.run(trained_twice, compiler):
+        assert len(errors) == 3 and max(errors) < BOUND, errors

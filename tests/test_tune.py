@@ -676,6 +676,19 @@ def test_two_runs_do_not_share_a_file(tmp_path: Path, capsys: pytest.CaptureFixt
     assert '"kept"' in Trials(out).path.read_text()
 
 
+@simulated_only
+@pytest.mark.parametrize("named", [True, False])
+def test_a_file_that_cannot_be_written_is_told_by_the_name_that_it_came_by(
+    named: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = "/proc/rows.json"
+    monkeypatch.setenv("IRIS_TUNED", os.devnull if named else path)
+    assert cli.main(["tune", *TINY, *(["--out", path] if named else [])]) == 2
+    told = capsys.readouterr().err
+    assert f"{path}.trials: expected a file that can be written" in told
+    assert f"Have {'--out' if named else 'IRIS_TUNED'} name another file." in told
+
+
 LOCALS = [FusedConfig("local", group_size_m=size) for size in range(1, 4)]
 
 

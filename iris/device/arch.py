@@ -52,11 +52,11 @@ def clock_ns():
 
 @triton.jit
 def beyond(ptr, steps, STEP: tl.constexpr):
-    """A pointer ``steps`` times ``STEP`` bytes after ``ptr``, however far that is.
+    """A pointer ``steps`` times ``STEP`` bytes after ``ptr``, or before it, however far that is.
 
     On AMD Triton assumes that a sum of a pointer to a tensor of up to 2 GiB and an offset stays within that tensor: it
-    keeps 32 bits of the offset, and accesses beyond 2 GiB do nothing. After a cast it no longer knows which tensor the
-    pointer belongs to, but still knows its alignment and contiguity.
+    keeps 32 bits of the offset, and accesses beyond 2 GiB, or in front of the tensor, do nothing. After a cast it no
+    longer knows which tensor the pointer belongs to, but still knows its alignment and contiguity.
     """
     STRIDE: tl.constexpr = STEP * 8 // _bits(ptr)
     if on_amd():

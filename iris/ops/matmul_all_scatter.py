@@ -51,7 +51,7 @@ import triton.language as tl
 
 from iris.context import Iris
 from iris.device import handle as handles
-from iris.device.arch import copy_stages
+from iris.device.arch import beyond, copy_stages
 from iris.device.chunk import counted_after
 from iris.device.peer import translate
 from iris.device.sync import signal, wait
@@ -116,6 +116,7 @@ def relay_courier(
     members = tl.cdiv(senders - team, teams)
     across = tl.cdiv(N, COURIER_N)
     stages: tl.constexpr = copy_stages(c.ptr.dtype.element_ty, COURIER_M * COURIER_N)
+    ITEM: tl.constexpr = c.ptr.dtype.element_ty.primitive_bitwidth // 8
     wait_all_entered(flags.turnstile, epoch, handle, SITE)
     for chunk in range(team, chunks, teams):
         wait(flags.ready + chunk, epoch, me, handle, SITE)
@@ -126,7 +127,7 @@ def relay_courier(
             arrived = flags.ready + (away * senders + program) * chunks + chunk
             if away > 0:
                 wait(arrived, epoch, following, handle, SITE)
-            here = c.ptr + ((me + away) % world - me).to(tl.int64) * N * c.col_stride
+            here = beyond(c.ptr, ((me + away) % world - me).to(tl.int64) * N * c.col_stride, ITEM)
             there = translate(handle, here, before)
             for turn in tl.range(tl.cdiv(max(blocks - member, 0), members), num_stages=stages):
                 block = member + turn * members

@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
@@ -108,7 +108,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         session.run(options)
         return 0
     trials = Trials(options.out)
-    with trials.own():
+    with ExitStack() as owned:
+        with _put_right_by(given.out):
+            owned.enter_context(trials.own())
         try:
             findings, stopped = session.run(options) if who is not None else _supervised(num_ranks, options)
         except KeyboardInterrupt:  # before there were ranks to tell, or a second time, or a candidate ended the ranks

@@ -1,16 +1,20 @@
-"""On AMD distances to peers' memory are not cut off."""
+"""On AMD distances to peers' memory are not cut off, and what lies before a pointer is reached."""
 
 from __future__ import annotations
+
+import re
 
 import pytest
 import torch
 import triton
 import triton.language as tl
 from addresses import distances
-from case import HIP, with_handle
-from compiler import target
+from case import HIP, handle, with_handle
+from compiler import target, tensor, text_of
 
 import iris
+from iris.device import control, matmul, tile
+from iris.ops.matmul_all_scatter import relay_courier
 
 
 @triton.jit
@@ -39,3 +43,23 @@ def test_the_way_to_a_peer_is_whole(target_name: str) -> None:
             compiled = kernel.warmup(*with_handle(f, f, *more)(), grid=(1,))
             found, cut = distances(compiled.asm["ttgir"])
             assert found and bool(cut) != whole
+
+
+@triton.jit
+def relaying(handle, c, flags, crew):
+    relay_courier(
+        handle, None, None, c, flags, 1, tl.program_id(0), crew, 4096, 512, 1024, 1024, control.SITE_USER, None, 64, 64
+    )
+
+
+@pytest.mark.parametrize("target_name", HIP)
+def test_what_lies_before_a_pointer_is_reached(target_name: str) -> None:
+    """``relay`` forwards columns to the left of its own. As an offset to a buffer they would be out of its range, and
+    loaded as zeros."""
+    flags = tile.Flags(tensor(torch.int32), tensor(torch.int32))
+    with target(target_name):
+        for strides in ((4096, 1), (1, 4096)):
+            matrix = tile.Matrix(tensor(torch.bfloat16), *strides)
+            text = text_of(relaying.warmup(handle(), matrix, flags, matmul.Crew(8, 8, 0, 1), grid=(1,)))
+            loads = re.findall(r"^\s*(buffer|global)_load_(?:dwordx[24]|ushort|short)\w*", text, re.M)
+            assert loads and "buffer" not in loads
