@@ -63,7 +63,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "backends", "console", "context", "device", "errors", "files", "forkserver", "heap", "identity", "launch",
         "ops", "progress", "results", "trace", "iris",
     },
-    "tune": {"bench", "console", "context", "errors", "files", "identity", "launch", "ops", "progress"},
+    "tune": {"bench", "console", "context", "errors", "identity", "launch", "ops", "progress"},
     "demo": {"backends", "bench", "console", "context", "errors", "launch", "ops", "progress", "trace"},
     "info": {"backends", "console", "errors", "heap", "identity", "log", "ops", "timeouts", "iris"},
     "report": {"errors", "results", "console", "progress", "files"},

@@ -104,7 +104,6 @@ from iris.ops.reduction import (
     deliver,
     deliver_add,
     delivered_after,
-    keep,
 )
 from iris.ops.replay import replayed
 from iris.ops.room import memory_of
@@ -244,7 +243,7 @@ def copied_sink(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SITE: tl.co
         total = collected(handle, slots, acc, tile, flags, epoch, SITE)
         local_sink(handle, c, slots, total, bias_ptr, tile, flags, epoch, SITE, BIAS)
     else:
-        keep(slots, acc.to(c.ptr.dtype.element_ty), tile)
+        deliver(handle, slots, acc.to(c.ptr.dtype.element_ty), tile)
 
 
 @replayed

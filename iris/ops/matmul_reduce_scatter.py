@@ -70,7 +70,6 @@ from iris.ops.reduction import (
     deliver,
     deliver_add,
     delivered_after,
-    keep,
     kept_after,
 )
 from iris.ops.replay import replayed
@@ -84,20 +83,11 @@ OP = REDUCE_SCATTER
 
 @triton.jit
 def scatter_rows_sink(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SITE: tl.constexpr, BIAS: tl.constexpr):
-    """Send a tile to the owner of its rows; sum up and store this rank's own tiles."""
+    """Send a tile to the owner of its rows, or leave it to be copied; sum up and store this rank's own tiles."""
     if tile.shard == handles.rank(handle):
         _store_rows(handle, c, collected(handle, slots, acc, tile, flags, epoch, SITE), bias_ptr, tile, BIAS)
     else:
         deliver(handle, slots, acc.to(c.ptr.dtype.element_ty), tile)
-
-
-@triton.jit
-def keep_rows_sink(handle, c, slots, acc, bias_ptr, tile, flags, epoch, SITE: tl.constexpr, BIAS: tl.constexpr):
-    """As :func:`scatter_rows_sink`, but leave tiles for the copy engine to hand over."""
-    if tile.shard == handles.rank(handle):
-        _store_rows(handle, c, collected(handle, slots, acc, tile, flags, epoch, SITE), bias_ptr, tile, BIAS)
-    else:
-        keep(slots, acc.to(c.ptr.dtype.element_ty), tile)
 
 
 @triton.jit
@@ -183,7 +173,7 @@ class _Call(SumCall):
         self.launch_reduction(self._plan(add_rows_sink, added_after, self.config.num_rounds))
 
     def copy_engine(self) -> None:
-        plan = replace(self._plan(keep_rows_sink, kept_after, 1), eager=True)
+        plan = replace(self._plan(scatter_rows_sink, kept_after, 1), eager=True)
         per_shard, rank, world = plan.tiles_per_shard(self.problem, self.config), self.ctx.rank, self.ctx.world_size
         sums = self.reduction(plan, evenly(per_shard, self.config.num_chunks)[1])
 

@@ -3,9 +3,9 @@
 Every tile has an owner, which adds up all ranks' parts of it. The other ranks hand their parts over in one of three
 ways:
 
-- ``deliver``: the program stores the finished tile into its rank's slot at the owner, and flags it.
-- ``keep``: the program leaves the tile in an outgoing slot in its own rank's memory. The copy engine waits until a
-  chunk of tiles is complete, copies it into the slots at the owner, and flags it. No SM waits for the link.
+- ``deliver``: the program stores the finished tile into its rank's slot at the owner, and flags it. Or it leaves the
+  tile in an outgoing slot in its own rank's memory: the copy engine waits until a chunk of tiles is complete, copies it
+  into the slots at the owner, and flags it, so that no SM waits for the link.
 - ``deliver_add``: the program adds the tile to the one sum at the owner.
 
 In each round the owner computes its own tiles last. It adds what the others have sent to its own part in registers, and
@@ -19,7 +19,6 @@ count of the sources that have added to it; when the owner takes the sum, it res
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 import triton
@@ -62,9 +61,13 @@ waits for these counts."""
 
 @triton.jit
 def deliver(handle, slots, value, tile):
-    """Store ``value``, this rank's part of a tile, into its slot at the tile's owner."""
-    there = translate(handle, slots.incoming, tile.shard)
-    tl.store(slot_pointers(there, handles.rank(handle), tile, value.shape[0], value.shape[1]), value)
+    """Store ``value``, this rank's part of a tile, into its slot at the tile's owner, or, if there are outgoing slots,
+    into the owner's of these, for the copy engine."""
+    if slots.outgoing is None:
+        there, slot = translate(handle, slots.incoming, tile.shard), handles.rank(handle)
+    else:
+        there, slot = slots.outgoing, tile.shard
+    tl.store(slot_pointers(there, slot, tile, value.shape[0], value.shape[1]), value)
 
 
 @triton.jit
@@ -73,12 +76,6 @@ def delivered_after(handle, slots, shard, index, per_shard, flags, epoch, SITE: 
     me = handles.rank(handle)
     if shard != me:
         signal(flags.ready + me * flags.chunks + index, epoch, shard, handle)
-
-
-@triton.jit
-def keep(slots, value, tile):
-    """Leave ``value``, this rank's part of a tile, for the copy engine."""
-    tl.store(slot_pointers(slots.outgoing, tile.shard, tile, value.shape[0], value.shape[1]), value)
 
 
 @triton.jit
@@ -137,15 +134,30 @@ class Reduction:
     slots: Slots
 
 
-@triton.jit
-def _sum_rows(
-    handle, own, partial, output, bias_ptr, top, first, row_end, N, rows_per_rank, LANDED: tl.constexpr,
-    EVERYWHERE: tl.constexpr, WHOLE: tl.constexpr, BIAS: tl.constexpr, ACC_DTYPE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+@triton.jit(do_not_specialize=["chunk", "top", "first", "row_end", "rows_per_rank"])
+def sum_kernel(
+    handle, turnstile, ready, sent, chunk, own, partial, output, bias_ptr, top, first, row_end, N, rows_per_rank,
+    SITE: tl.constexpr, LANDED: tl.constexpr, LAST: tl.constexpr, WHOLE: tl.constexpr, EVERYWHERE: tl.constexpr,
+    BIAS: tl.constexpr, ACC_DTYPE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
 ):  # fmt: skip
-    """Sum rows ``first`` to ``row_end``, which this rank owns, of all ranks' products; see :func:`sum_kernel`.
-    ``WHOLE``: the output has the rows of all ranks."""
+    """Sum rows ``first`` to ``row_end``, of the ``rows_per_rank`` that this rank owns, of all ranks' products, in rank
+    order from this rank on.
+
+    ``own`` is this rank's product, of all rows. ``partial`` is every rank's product, read at that rank. If ``LANDED``,
+    it is this rank's memory with the others' parts for this rank, one below the other. ``LAST``: the call ends with
+    this kernel, which waits for the others' products, or for their parts of ``chunk`` (:func:`wait_landed`); else they
+    are there before it runs. ``top``: the first row of such a part, and of an output that has only this rank's rows.
+    ``WHOLE``: the output has the rows of all ranks. ``EVERYWHERE``: the sum is stored into every rank's output, at the
+    same rows; else only into this rank's.
+    """
     me, world = handles.rank(handle), handles.world_size(handle)
+    if LAST:
+        if LANDED:
+            epoch = coming_epoch(turnstile)
+            wait_landed(handle, ready, sent, chunk, epoch, SITE)
+        else:
+            epoch = enter(turnstile, handle)
+            wait_all_entered(turnstile, epoch, handle, SITE)
     across = tl.cdiv(N, BLOCK_N)
     for block in range(tl.program_id(0), tl.cdiv(max(row_end - first, 0), BLOCK_M) * across, tl.num_programs(0)):
         rows, cols, row_mask, col_mask = block_at(block, first, row_end, N, BLOCK_M, BLOCK_N)
@@ -166,46 +178,8 @@ def _sum_rows(
             store_everywhere(handle, output, value, tile)
         else:
             tl.store(tile_pointers(output, output.ptr, tile.rows, cols), value, mask=tile_mask(tile))
-
-
-@triton.jit(do_not_specialize=["chunk", "top", "first", "row_end", "rows_per_rank"])
-def sum_kernel(
-    handle, turnstile, ready, sent, chunk, own, partial, output, bias_ptr, top, first, row_end, N, rows_per_rank,
-    SITE: tl.constexpr, LANDED: tl.constexpr, EVERYWHERE: tl.constexpr, BIAS: tl.constexpr, ACC_DTYPE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """Sum rows ``first`` to ``row_end``, of the ``rows_per_rank`` that this rank owns, of all ranks' products, in rank
-    order from this rank on.
-
-    ``own`` is this rank's product, of all rows. ``partial`` is every rank's product, read at that rank. If ``LANDED``,
-    it is this rank's memory with the others' parts for this rank, one below the other, and the kernel waits for those
-    of ``chunk`` (:func:`wait_landed`). ``top``: the first row of such a part, and of an output that has only this
-    rank's rows. ``EVERYWHERE``: the sum is stored into every rank's output, at the same rows; else only into this
-    rank's.
-    """
-    if LANDED:
-        epoch = coming_epoch(turnstile)
-        wait_landed(handle, ready, sent, chunk, epoch, SITE)
-    else:
-        epoch = enter(turnstile, handle)
-        wait_all_entered(turnstile, epoch, handle, SITE)
-    _sum_rows(
-        handle, own, partial, output, bias_ptr, top, first, row_end, N, rows_per_rank, LANDED, EVERYWHERE, EVERYWHERE,
-        BIAS, ACC_DTYPE, BLOCK_M, BLOCK_N,
-    )  # fmt: skip
-    leave(turnstile, epoch, handle, SITE)
-
-
-@triton.jit(do_not_specialize=["top", "first", "row_end", "rows_per_rank"])
-def sum_chunk_kernel(
-    handle, own, partial, output, bias_ptr, top, first, row_end, N, rows_per_rank, WHOLE: tl.constexpr,
-    BIAS: tl.constexpr, ACC_DTYPE: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-):  # fmt: skip
-    """As :func:`sum_kernel`, for parts that have landed before this kernel runs; into this rank's output only."""
-    _sum_rows(
-        handle, own, partial, output, bias_ptr, top, first, row_end, N, rows_per_rank, True, False, WHOLE, BIAS,
-        ACC_DTYPE, BLOCK_M, BLOCK_N,
-    )  # fmt: skip
+    if LAST:
+        leave(turnstile, epoch, handle, SITE)
 
 
 class SumCall(OpCall):
@@ -304,9 +278,10 @@ class SumCall(OpCall):
 
         def finish_chunk(chunk: int) -> None:
             those = owned(rank, chunk)
-            landings[chunk].wait()
+            landing, top = landings[chunk], those.first - chunks[chunk].first
+            landing.wait()
             if those.count > 0:
-                self.sum_chunk(product, incoming, those, those.first - chunks[chunk].first, whole=everywhere)
+                self.sum(product, incoming, those, top, landing=landing, last=False, whole=everywhere)
             if everywhere:
                 parts.keep_level(chunk)
                 engine.follow()
@@ -359,34 +334,21 @@ class SumCall(OpCall):
         top: int,
         *,
         landing: Landing | None = None,
+        last: bool = True,
+        whole: bool = False,
         everywhere: bool = False,
     ) -> None:
         """Sum ``rows``, which this rank owns, into the output: of this rank's product, ``own``, and the others' in
-        ``partial``, symmetric, or, with ``landing``, their parts that land there; see :func:`sum_kernel`."""
-        sum_kernel[(self._summing(rows),)](
+        ``partial``, symmetric, or, with ``landing``, their parts that land there. ``last``, ``whole``, ``everywhere``:
+        see :func:`sum_kernel`."""
+        blocks = -(-max(1, rows.count) // self.config.comm_block_m) * -(-self.problem.n // self.config.comm_block_n)
+        # No program waits for a later one, so they need not all be resident.
+        sum_kernel[(min(blocks, _SUM_PROGRAMS * self.programs),)](
             self.ctx.handle, self.workspace.turnstile, self.workspace.ready, landing and landing.sent,
             landing.chunk if landing else 0, Matrix(own, *own.stride()), Matrix(partial, *partial.stride()),
             Matrix(self.output, *self.output.stride()), self.bias, top, rows.first, rows.first + rows.count,
-            self.problem.n, self.rows_per_rank, SITE=self.site, LANDED=landing is not None, EVERYWHERE=everywhere,
-            **self._sum_options(),
+            self.problem.n, self.rows_per_rank, SITE=self.site, LANDED=landing is not None, LAST=last,
+            WHOLE=whole or everywhere, EVERYWHERE=everywhere, BIAS=self.bias_is,
+            ACC_DTYPE=tl.int32 if self.output.dtype == torch.int32 else tl.float32,
+            BLOCK_M=self.config.comm_block_m, BLOCK_N=self.config.comm_block_n, num_warps=8,
         )  # fmt: skip
-
-    def sum_chunk(self, own: torch.Tensor, partial: torch.Tensor, rows: Rows, top: int, *, whole: bool) -> None:
-        """Sum ``rows``, which this rank owns, into its output: of its product, ``own``, and the others' parts that have
-        landed in ``partial``. ``whole``: the output has the rows of all ranks."""
-        sum_chunk_kernel[(self._summing(rows),)](
-            self.ctx.handle, Matrix(own, *own.stride()), Matrix(partial, *partial.stride()),
-            Matrix(self.output, *self.output.stride()), self.bias, top, rows.first, rows.first + rows.count,
-            self.problem.n, self.rows_per_rank, WHOLE=whole, **self._sum_options(),
-        )  # fmt: skip
-
-    def _summing(self, rows: Rows) -> int:
-        """Programs of a kernel that sums these rows. None waits for a later one, so they need not all be resident."""
-        blocks = -(-max(1, rows.count) // self.config.comm_block_m) * -(-self.problem.n // self.config.comm_block_n)
-        return min(blocks, _SUM_PROGRAMS * self.programs)
-
-    def _sum_options(self) -> dict[str, Any]:
-        return {
-            "BIAS": self.bias_is, "ACC_DTYPE": tl.int32 if self.output.dtype == torch.int32 else tl.float32,
-            "BLOCK_M": self.config.comm_block_m, "BLOCK_N": self.config.comm_block_n, "num_warps": 8,
-        }  # fmt: skip

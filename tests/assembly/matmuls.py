@@ -37,7 +37,7 @@ from iris.ops.matmul_all_reduce import (
     two_shot_words_sink,
 )
 from iris.ops.matmul_all_scatter import push_sink, relay_courier, send_courier, send_kernel
-from iris.ops.matmul_reduce_scatter import add_rows_sink, keep_rows_sink, scatter_rows_sink
+from iris.ops.matmul_reduce_scatter import add_rows_sink, scatter_rows_sink
 from iris.ops.problem import output_dtype
 from iris.ops.row_major import copy_kernel
 from iris.ops.words import word_dtype
@@ -85,7 +85,7 @@ OPS: dict[str, dict[str, Any]] = {
     "relay_columns": {"AFTER": chunk.counted_after, "EAGER": True, "GATE": True, "COURIER": relay_courier},
     "copy_columns": {"AFTER": chunk.counted_after, "EAGER": True, "GATE": True},
     "scatter_rows": ROWS | {"SINK": scatter_rows_sink, "AFTER": reduction.delivered_after},
-    "keep_rows": ROWS | {"SINK": keep_rows_sink, "AFTER": reduction.kept_after, "EAGER": True},
+    "keep_rows": ROWS | {"SINK": scatter_rows_sink, "AFTER": reduction.kept_after, "EAGER": True},
     "add_rows": ROWS | {"SINK": add_rows_sink, "AFTER": reduction.added_after},
     "one_shot": {"SINK": one_shot_sink},
     "one_shot_words": {"SINK": one_shot_words_sink, "EPOCHS": 148},
@@ -276,17 +276,14 @@ def collectives() -> list[Case]:
         for kind, segments in (("rows", 1), ("columns", 8))
     ]
     total = {"SITE": 5, "BIAS": 2, "ACC_DTYPE": tl.float32, "BLOCK_M": 32, "BLOCK_N": 64}
-    alone = {name: value for name, value in total.items() if name != "SITE"}
-    sums = [
-        Case(
-            f"sum-{kind}",
-            reduction.sum_kernel,
-            sum_arguments,
-            {**total, "LANDED": kind in ("landed", "finish"), "EVERYWHERE": kind in ("everywhere", "finish")},
-        )
-        for kind in ("rows", "landed", "everywhere", "finish")
-    ]
-    summed = Case("sum_chunk", reduction.sum_chunk_kernel, chunk_arguments, alone | {"WHOLE": True})
+
+    def summing(kind: str, landed: bool, everywhere: bool, last: bool = True) -> Case:
+        constants = total | {"LANDED": landed, "LAST": last, "WHOLE": everywhere, "EVERYWHERE": everywhere and last}
+        return Case(f"sum-{kind}", reduction.sum_kernel, sum_arguments, constants)
+
+    kinds = {"rows": (False, False), "landed": (True, False), "everywhere": (False, True), "finish": (True, True)}
+    sums = [summing(kind, *flags) for kind, flags in kinds.items()]
+    summed = summing("chunk", True, True, last=False)
     sends = [
         Case(f"send-{kind}", send_kernel, send_arguments, {"SITE": 3, "BESIDE": kind == "beside", **tile_of})
         for kind in ("beside", "alone")
@@ -394,10 +391,6 @@ def gather_arguments() -> Any:
 def sum_arguments() -> Any:
     matrices = half_matrix(), half_matrix(), half_matrix()
     return *landing_arguments(), *matrices, tensor(torch.float16), 512, 512, 1024, 4096, 512
-
-
-def chunk_arguments() -> Any:
-    return handle(), half_matrix(), half_matrix(), half_matrix(), tensor(torch.float16), 256, 512, 768, 4096, 1024
 
 
 def send_arguments() -> Any:
