@@ -95,7 +95,7 @@ _H100 = Hardware("H100 SXM", 132, _HOPPER, 3.35 * _TERA, 50 * _MIB, 450 * _GIGA)
 # NVIDIA H200 Tensor Core GPU data sheet (SXM); L2 as the H100's. Measured: docs/performance.md, 2026-11-21.
 _H200 = Hardware(
     "H200 SXM", 132, _HOPPER, 4.8 * _TERA, 50 * _MIB, 450 * _GIGA,
-    sustained_flops=_rates(bf16=800, fp8=1400),
+    sustained_flops=_rates(bf16=800, fp8=1500),
     copy_bytes_per_s=389 * _GIGA, store_bytes_per_s=364 * _GIGA, load_bytes_per_s=335 * _GIGA,
 )  # fmt: skip
 
