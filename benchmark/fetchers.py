@@ -23,6 +23,8 @@ from emulation import RANKS, Emulated
 
 import iris
 from iris import bench
+from iris.bench.accuracy import accuracy
+from iris.bench.cases.operands import ROUNDINGS_OF_A_MATMUL
 from iris.device import turnstile
 from iris.ops import FusedConfig, Problem
 from iris.ops.room import memory_of
@@ -63,9 +65,11 @@ class Operands:
 
     def complaint(self) -> str:
         """How wrong the output is, if it is off by more than its rounding explains; else empty text."""
-        error = float((self.output.float() - self.right).abs().max() / self.right.abs().max())
-        limit = torch.finfo(self.output.dtype).eps
-        return "" if error <= limit else f"relative error {error:.1e}, more than {limit:.1e}"
+        found = accuracy(self.output, self.right, self.b.shape[0], ROUNDINGS_OF_A_MATMUL)
+        return "" if found.right else str(found)
+
+    def spoil(self) -> None:
+        self.output.fill_(float("nan"))
 
 
 @bench.register
@@ -82,16 +86,16 @@ def fetchers(state: bench.State, ctx: iris.Iris) -> None:
         state.skip(f"{k if dim else m} {'columns' if dim else 'rows'} for {ranks} ranks")
     operands: Operands = state.share("operands", lambda: Operands(ctx, sizes, ranks, dim, on_host))
     state.set_flops(2 * m * n * k)
-    check = operands.complaint
+    check, spoil = operands.complaint, operands.spoil
     if state["way"] == "torch":
-        state.exec(lambda: torch.matmul(operands.whole, operands.b, out=operands.output), validate_fn=check)
+        state.exec(lambda: torch.matmul(operands.whole, operands.b, out=operands.output), None, check, spoil)
         return
     way, _, split = state["way"].partition("+")
     tile = replace(TILE, stream_k=bool(split), two_tiles=False)
     if way == "matmul":
         config = replace(tile, algorithm="local")
         state.exec(
-            lambda: ctx.ops.matmul(operands.output, operands.whole, operands.b, config=config), validate_fn=check
+            lambda: ctx.ops.matmul(operands.output, operands.whole, operands.b, config=config), None, check, spoil
         )
         return
     comm_sms, k_per_flag = (int(number) for number in way.split("x"))
@@ -110,7 +114,7 @@ def fetchers(state: bench.State, ctx: iris.Iris) -> None:
             peers[first : first + ranks] = peers[coming]
 
     state.set_bytes(problem.received_bytes)
-    state.exec(call.hbm_buffer, preamble_fn=before, validate_fn=check)
+    state.exec(call.hbm_buffer, before, check, spoil)
 
 
 if __name__ == "__main__":

@@ -35,9 +35,9 @@ import torch
 
 import iris
 from iris import ops
-from iris.bench.accuracy import lost_in_sums
+from iris.bench.accuracy import accuracy
 from iris.bench.cases.fused import local_params
-from iris.bench.cases.operands import B_LAYOUTS, ROW_MAJOR, TRANSPOSED, problem_of
+from iris.bench.cases.operands import B_LAYOUTS, ROUNDINGS_OF_A_MATMUL, ROW_MAJOR, TRANSPOSED, problem_of
 from iris.bench.dataset import Dataset
 from iris.bench.environment import checked_out_commit
 from iris.bench.options import DTYPES, positive
@@ -144,7 +144,8 @@ def _shape_of_b(problem: Problem) -> tuple[int, int]:
 
 
 def weights_of(ctx: iris.Iris, problem: Problem) -> list[torch.Tensor]:
-    """Enough matrices B that they do not stay in L2, but no more than MAX_CALLS."""
+    """Enough matrices B that they do not stay in L2, but no more than MAX_CALLS: the L2 of a B200, or the cache of an
+    MI300X, may hold that many small ones."""
     nbytes = problem.n * problem.k * problem.dtype.itemsize
     most = MIN_CALLS if ctx.backend_name == "sim" else MAX_CALLS
     count = max(MIN_CALLS, min(most, -(-ENOUGH_NBYTES // nbytes)))
@@ -157,13 +158,6 @@ def _random(ctx: iris.Iris, problem: Problem, *shape: int) -> torch.Tensor:
         return torch.randint(-128, 128, shape, dtype=torch.int8, device=ctx.device)
     wide = torch.float32 if problem.dtype in QUANTISED else problem.dtype
     return torch.randn(shape, dtype=wide, device=ctx.device).to(problem.dtype)
-
-
-def _rounding(problem: Problem) -> float:
-    """The error that sums, and their rounding to the output's dtype, may have, relative to the largest output."""
-    if not problem.output_dtype.is_floating_point:
-        return 0.0
-    return float(2 * torch.finfo(problem.output_dtype).eps + lost_in_sums(problem.dtype, problem.k))
 
 
 class Trial:
@@ -182,11 +176,9 @@ class Trial:
     def check(self, b: torch.Tensor, right: torch.Tensor) -> None:
         """Raise RuntimeError if the product with ``b`` is off by more than its rounding, or, for int8, at all."""
         self._call(b)
-        error = float((self._c.to(right.dtype) - right).abs().max() / right.abs().max())
-        limit = _rounding(self._problem)
-        if not error <= limit:
-            name = _name(self._config, self._a.dtype)
-            raise RuntimeError(f"{name}: relative error {error:.1e}, more than {limit:.1e}")
+        found = accuracy(self._c, right, self._problem.k, ROUNDINGS_OF_A_MATMUL, self._problem.dtype)
+        if not found.right:
+            raise RuntimeError(f"{_name(self._config, self._a.dtype)}: {found}")
 
     def prepare(self, weights: Sequence[torch.Tensor]) -> None:
         self._cold, self._warm = self._graph(weights), self._graph([weights[0]] * len(weights))

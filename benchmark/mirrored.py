@@ -22,6 +22,7 @@ other options, as in ``ring+num_chunks=4``; ``matmul`` is the library's local ma
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -192,10 +193,11 @@ def run(state: bench.State, ctx: iris.Iris, op: str) -> None:
     plain, one = Emulated(ctx, bases), Emulated(ctx, bases)
     operands = state.share(("operands", turned), lambda: Mirrored(plain, op, sizes, dtype, gather_dim, turned))
     operands.fill()
-    operands.spoil()
     if algorithm == MATMUL:
         alone = way(state, operands, MATMUL)
-        state.exec(alone.call, validate_fn=lambda: operands.complaint(alone.result(), alone.roundings, local=True))
+        state.exec(
+            alone.call, None, lambda: operands.complaint(alone.result(), alone.roundings, local=True), operands.spoil
+        )
         return
     state.set_config(changed_fields(config))
     if known is not None:
@@ -215,7 +217,8 @@ def run(state: bench.State, ctx: iris.Iris, op: str) -> None:
         getattr(one.ops, op)(operands.output, operands.a, operands.b, config=config, **options)
 
     checked = (op, config.algorithm) not in UNCHECKED
-    state.exec(call, validate_fn=(lambda: operands.complaint(operands.output, roundings)) if checked else None)
+    check = (lambda: operands.complaint(operands.output, roundings)) if checked else None
+    state.exec(call, None, check, operands.spoil)
 
 
 def localized(params: bench.axes.Params, num_ranks: int, *, op: str) -> bench.axes.Params:
@@ -223,45 +226,45 @@ def localized(params: bench.axes.Params, num_ranks: int, *, op: str) -> bench.ax
     return local_params(params, int(params["ranks"]), op=op)
 
 
-@bench.register(localize=partial(localized, op=GATHER))
-@bench.axis("M,N,K", SHAPES)
-@bench.axis("ranks", (8,), closed=True, also=RANKS)
+def _mirrored(op: str) -> Callable[[Any], Any]:
+    """Registers a case of ``op``, with the axes that all have but :func:`_ways`."""
+
+    def case(fn: Any) -> Any:
+        fn = bench.axis("ranks", (8,), closed=True, also=RANKS)(fn)
+        return bench.register(localize=partial(localized, op=op))(bench.axis("M,N,K", SHAPES)(fn))
+
+    return case
+
+
+def _ways(op: str) -> Callable[[Any], Any]:
+    names = ("auto", *ALGORITHMS[op], MATMUL)
+    return bench.axis("way", names, variant=True, extended=partial(check_options, op=op))
+
+
+@_mirrored(GATHER)
 @bench.axis("gather_dim", (0, 1), closed=True)
-@bench.axis("way", ("auto", *ALGORITHMS[GATHER], MATMUL), variant=True, extended=partial(check_options, op=GATHER))
+@_ways(GATHER)
 def all_gather_matmul_mirrored(state: bench.State, ctx: iris.Iris) -> None:
     """all_gather_matmul of one of 8 ranks."""
     run(state, ctx, GATHER)
 
 
-@bench.register(localize=partial(localized, op=SCATTER))
-@bench.axis("M,N,K", SHAPES)
-@bench.axis("ranks", (8,), closed=True, also=RANKS)
-@bench.axis("way", ("auto", *ALGORITHMS[SCATTER], MATMUL), variant=True, extended=partial(check_options, op=SCATTER))
+@_mirrored(SCATTER)
+@_ways(SCATTER)
 def matmul_all_scatter_mirrored(state: bench.State, ctx: iris.Iris) -> None:
     """matmul_all_scatter of one of 8 ranks."""
     run(state, ctx, SCATTER)
 
 
-@bench.register(localize=partial(localized, op=REDUCE_SCATTER))
-@bench.axis("M,N,K", SHAPES)
-@bench.axis("ranks", (8,), closed=True, also=RANKS)
-@bench.axis(
-    "way",
-    ("auto", *ALGORITHMS[REDUCE_SCATTER], MATMUL),
-    variant=True,
-    extended=partial(check_options, op=REDUCE_SCATTER),
-)
+@_mirrored(REDUCE_SCATTER)
+@_ways(REDUCE_SCATTER)
 def matmul_reduce_scatter_mirrored(state: bench.State, ctx: iris.Iris) -> None:
     """matmul_reduce_scatter of one of 8 ranks."""
     run(state, ctx, REDUCE_SCATTER)
 
 
-@bench.register(localize=partial(localized, op=ALL_REDUCE))
-@bench.axis("M,N,K", SHAPES)
-@bench.axis("ranks", (8,), closed=True, also=RANKS)
-@bench.axis(
-    "way", ("auto", *ALGORITHMS[ALL_REDUCE], MATMUL), variant=True, extended=partial(check_options, op=ALL_REDUCE)
-)
+@_mirrored(ALL_REDUCE)
+@_ways(ALL_REDUCE)
 def matmul_all_reduce_mirrored(state: bench.State, ctx: iris.Iris) -> None:
     """matmul_all_reduce of one of 8 ranks."""
     run(state, ctx, ALL_REDUCE)

@@ -19,6 +19,7 @@ from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 from ranks import BACKEND, USES_NCCL, Failure, Ranks, context, failure_of, worlds
 from warm import python
 
@@ -407,7 +408,7 @@ def test_the_floor_is_that_of_the_l2_that_a_call_finds(l2: str, monkeypatch: pyt
     known, problem = HARDWARE["H200 SXM"], ops.Problem("matmul", 1, 1024, 8192, torch.bfloat16, 1)
     evict = mock.Mock()
     monkeypatch.setattr(fused, "evict", evict)
-    monkeypatch.setattr(fused, "way", lambda *_: mock.Mock(config=None))
+    monkeypatch.setattr(fused, "way", lambda *_: mock.Mock(config=None, a=None))
     monkeypatch.setattr(fused, "hardware", lambda _: known)
     monkeypatch.setattr(fused, "target_of", mock.Mock())
     state = mock.MagicMock(params={"l2": l2})
@@ -417,6 +418,29 @@ def test_the_floor_is_that_of_the_l2_that_a_call_finds(l2: str, monkeypatch: pyt
     fused.run(state, mock.Mock(world_size=1), "matmul")
     state.set_floor.assert_called_once_with(floor_s(problem, known, cold=l2 == "cold"))
     assert evict.called == (l2 == "cold")
+
+
+@pytest.mark.parametrize("lacking", [torch.OutOfMemoryError, dist.DistBackendError])
+def test_what_a_comparator_lacks_is_an_error_and_no_reason_to_skip_it(
+    lacking: type[RuntimeError], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = ops.Problem("matmul_all_reduce", 8, 8, 8, torch.bfloat16, 2)
+    values = {"shape": "8x8x16", "m": 8, "n": 8, "k": 8, "dtype": "bf16", "algorithm": "nccl"}
+
+    def run(error: RuntimeError) -> mock.MagicMock:
+        monkeypatch.setattr(fused, "way", lambda *_: mock.Mock(config=None, a=None, call=mock.Mock(side_effect=error)))
+        monkeypatch.setattr(fused, "target_of", lambda _: mock.Mock(hardware="none"))
+        state = mock.MagicMock(params={})
+        state.__getitem__.side_effect = values.__getitem__
+        state.share.return_value.problem = problem
+        fused.run(state, mock.Mock(world_size=2), "matmul_all_reduce")
+        return state
+
+    assert (
+        "nccl does not take this: RuntimeError: another dtype" in run(RuntimeError("another dtype")).skip.call_args[0]
+    )
+    with pytest.raises(lacking):
+        run(lacking("no memory"))
 
 
 @pytest.mark.parametrize("gather_dim", [0, 1])

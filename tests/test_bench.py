@@ -389,6 +389,7 @@ def test_a_right_result_has_times(measured: Path) -> None:
     [
         ("wrong", False, "wrong result: another vector (rank 0 of 2)"),
         ("drifts", False, " more calls: another vector (rank 0 of 2)"),
+        ("stops", False, " more calls: another vector (ranks 0, 1 of 2)"),
         ("doubts", False, "validate_fn raised AssertionError: no vector at all (rank 1 of 2)"),
         ("says_yes", False, "validate_fn must return a str, empty if the result is right; it returned True"),
         ("idles", None, "the case ended without state.exec(...) or state.skip(...)"),
@@ -621,8 +622,11 @@ def test_points_of_another_commit_or_other_versions_are_kept_and_counted(
         "kept, though measured with commit abc (now def): 1 point",
         f"kept, though measured with triton 3.0 (now {triton.__version__}), commit unknown (now def): 1 point",
     ]
-    assert list(command._done([found["right"]], [keys[:1]], "abc")) == keys[:1]
+    calls = found["right"]["time_ms"]["calls"]
+    assert list(command._done([found["right"]], [keys[:1]], "abc", calls)) == keys[:1]
     assert capsys.readouterr().err == ""
+    assert list(command._done([found["right"], old], [keys], "abc", 99)) == keys
+    assert f"kept, though measured with {calls} calls (now 99): 1 point\n" in capsys.readouterr().err
     monkeypatch.setattr(environment, "_VARIABLES", ("NCCL_ALGO",))  # others may be set on this machine
     monkeypatch.setenv("NCCL_ALGO", "Ring")
     plain = {**found["right"], "environment": {**found["right"]["environment"], "variables": None}}
@@ -824,7 +828,7 @@ def test_table(
     assert "way=skips: skipped: nobody needs it" in printed
     rows = [line.split() for line in printed.splitlines()]
     verdicts = {row[0]: row[-1] for row in rows if row and row[0] in WAYS}
-    expected = dict.fromkeys(("wrong", "drifts", "doubts", "says_yes"), "NO")
+    expected = dict.fromkeys(("wrong", "drifts", "stops", "doubts", "says_yes"), "NO")
     expected |= {"right": "yes", "skips": "skipped"} | dict.fromkeys(("raises", "dies", "idles"), "error")
     assert verdicts == expected
     assert any("answer" in row for row in rows)

@@ -309,6 +309,14 @@ def test_nothing_is_predicted_to_beat_the_floor(op: str, algorithm: str) -> None
         assert predict_ms(problem, replace(TILE, algorithm=algorithm), H200) > 0.9e3 * floor
 
 
+def test_splitting_does_not_shorten_the_traffic_with_memory() -> None:
+    problem = problem_of("matmul", 8448, 128, 28672, 1)
+    for hardware in (HARDWARE["H100 SXM"], H200):
+        floor = floor_s(problem, hardware)
+        split = replace(TILE, algorithm="local", stream_k=True, two_tiles=False)
+        assert floor is not None and predict_ms(problem, split, hardware) > 1e3 * floor
+
+
 def test_waves_are_counted() -> None:
     """One tile more than the programs can compute at once takes as long as one more tile for each of them."""
     whole, more = (problem_of("matmul", 128 * tiles, 256, 8192, 1) for tiles in (132, 133))

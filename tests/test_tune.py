@@ -258,8 +258,18 @@ def test_a_search_that_time_has_ended_is_unfinished_and_goes_on_with_what_is_kno
     world, known = World(times), {config: times[config.group_size_m] for config in CONFIGS[:6]}
     assert world.search(CONFIGS, nothing_more, 0, known).best == CONFIGS[7]
     checked = [step.configs[0].group_size_m for step in world.steps if step.kind == "check"]
-    assert checked == [7, 8, 8]  # the last time at the end
+    assert checked == [7, 8, 8, 1]  # at the end the best again, and of the others what is known only
     assert set(world.calls()) == {1, 5, 6, 7, 8}  # the others are too slow; the first is what is picked without rows
+
+
+def test_what_is_known_is_checked_before_it_can_be_the_best() -> None:
+    """An earlier search may have found it right with other versions."""
+    for known in ({}, dict.fromkeys(CONFIGS[:3], 1.0)):
+        world = World({1: 1.0, 2: 1.1, 3: 1.2})
+        world.spoiled = {1, 2} if known else set()
+        found = world.search(CONFIGS[:3], nothing_more, 0, known)
+        checked = {step.configs[0] for step in world.steps if step.kind == "check"}
+        assert found.best in checked and found.best == CONFIGS[2 if known else 0]
 
 
 def test_a_search_that_is_not_unfinished_has_done_all() -> None:

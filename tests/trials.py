@@ -10,7 +10,7 @@ import torch
 import iris
 from iris import bench
 
-WAYS = ("right", "wrong", "drifts", "doubts", "says_yes", "raises", "dies", "skips", "idles", "hangs")
+WAYS = ("right", "wrong", "drifts", "stops", "doubts", "says_yes", "raises", "dies", "skips", "idles", "hangs")
 
 
 @bench.register
@@ -19,7 +19,9 @@ WAYS = ("right", "wrong", "drifts", "doubts", "says_yes", "raises", "dies", "ski
 def trial(state: bench.State, ctx: iris.Iris) -> None:
     """A copy into the next rank's memory, and all that can go wrong with it on the last rank."""
     way, last = state["way"], ctx.rank == ctx.world_size - 1
-    source, target = ctx.randn(state["count"]), ctx.zeros(state["count"])
+    # As variants of an op do, they share what they write.
+    target = state.share("target", lambda: ctx.zeros(state["count"]))
+    source = state.share("source", lambda: ctx.randn(state["count"]))
     there = ctx.peer_view(target, (ctx.rank + 1) % ctx.world_size)
     parts = [ctx.broadcast(source, rank) for rank in range(ctx.world_size)]
     calls = 0
@@ -27,6 +29,8 @@ def trial(state: bench.State, ctx: iris.Iris) -> None:
     def call() -> None:
         nonlocal calls
         calls += 1
+        if way == "stops" and calls > 1:
+            return
         there.copy_(source)
         if last and (way == "wrong" or (way == "drifts" and calls > 2)):
             there[3] += 1
@@ -54,7 +58,7 @@ def trial(state: bench.State, ctx: iris.Iris) -> None:
             return True  # type: ignore[return-value]
         return "" if torch.equal(target, expected) else "another vector"
 
-    state.exec(call, validate_fn=check)
+    state.exec(call, validate_fn=check, spoil_fn=target.zero_)
 
 
 @bench.register

@@ -19,13 +19,14 @@ A case is a function of a state and a context::
             expected = [ctx.broadcast(source, rank) for rank in range(ctx.world_size)][ctx.rank - 1]
             return "" if torch.equal(target, expected) else "not what the rank before has"
 
-        state.exec(lambda: there.copy_(source), validate_fn=wrong)
+        state.exec(lambda: there.copy_(source), validate_fn=wrong, spoil_fn=target.zero_)
 
     if __name__ == "__main__":
         raise SystemExit(bench.main())
 
-``validate_fn`` says how wrong the result is, in words; the empty string means that it is right. Run the file with the
-name of the case, and the options of ``python -m iris bench``::
+``validate_fn`` says how wrong the result is, in words; the empty string means that it is right. ``spoil_fn`` overwrites
+the result before each call that is checked. Run the file with the name of the case, and the options of ``python -m iris
+bench``::
 
     python my_cases.py barrier_copy --num_ranks 2 --axis_count=pow2:10:12 --benchmark_out copies.jsonl
 

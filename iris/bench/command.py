@@ -196,7 +196,7 @@ def _nowhere(found: Sequence[Record]) -> None:
 def _before(groups: Sequence[Group], given: argparse.Namespace, num_ranks: int) -> dict[str, Record]:
     """The records, by key, that a resumed run need not measure again; none without ``--resume``."""
     before = records.load(given.resume) if given.resume is not None else []
-    return _done(before, [group.keys(num_ranks) for group in groups], given.commit)
+    return _done(before, [group.keys(num_ranks) for group in groups], given.commit, given.repeat)
 
 
 def _todo(groups: Sequence[Group], done: Mapping[str, Record], num_ranks: int) -> list[Group]:
@@ -204,10 +204,13 @@ def _todo(groups: Sequence[Group], done: Mapping[str, Record], num_ranks: int) -
     return [group for group in groups if done.keys().isdisjoint(group.keys(num_ranks))]
 
 
-def _done(before: Sequence[Record], groups: Sequence[Sequence[str]], commit: str | None) -> dict[str, Record]:
+def _done(
+    before: Sequence[Record], groups: Sequence[Sequence[str]], commit: str | None, repeat: int | None = None
+) -> dict[str, Record]:
     """The records of earlier runs, by key, that need not be measured again. A group, given by its keys, is measured
     again as a whole if one record is missing or was not timed in turns with the others. Prints how many records do not
-    count, and how many that count come from another commit than ``commit`` or from other versions."""
+    count, and how many that count come from another commit than ``commit``, from other versions, or from another number
+    of calls than ``repeat``."""
     wanted = {key for keys in groups for key in keys}
     asked = [one for one in before if records.key_of(one) in wanted]
     if not asked:
@@ -228,20 +231,25 @@ def _done(before: Sequence[Record], groups: Sequence[Sequence[str]], commit: str
     if apart := len(right) - len(done):
         print(f"measured again, in turns with others of their problem: {counted(apart, 'point')}", file=sys.stderr)
     now = {**versions(place[1], commit), "variables": variables()}
-    for difference, count in Counter(_difference(one["environment"], now) for one in done.values()).items():
+    for difference, count in Counter(_difference(one, now, repeat) for one in done.values()).items():
         if difference:
             print(f"kept, though measured with {difference}: {counted(count, 'point')}", file=sys.stderr)
     return done
 
 
-def _difference(then: Mapping[str, object], now: Mapping[str, str | None]) -> str:
-    """How a record's versions and variables differ from the present ones."""
-    changed = [name for name, value in now.items() if then.get(name) != value]
+def _difference(one: Record, now: Mapping[str, str | None], repeat: int | None) -> str:
+    """How a record's versions and variables differ from the present ones, and its number of calls from ``repeat``."""
+    then, time = one["environment"], one["time_ms"]
 
     def told(known: Mapping[str, object], name: str) -> object:
         return known.get(name) or ("none" if name == "variables" else "unknown")
 
-    return ", ".join(f"{name} {told(then, name)} (now {told(now, name)})" for name in changed)
+    changed = [
+        f"{name} {told(then, name)} (now {told(now, name)})" for name, value in now.items() if then.get(name) != value
+    ]
+    if repeat is not None and time is not None and time["calls"] != repeat:
+        changed.append(f"{counted(time['calls'], 'call')} (now {repeat})")
+    return ", ".join(changed)
 
 
 def make_parser(

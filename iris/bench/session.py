@@ -38,6 +38,7 @@ class Settings:
         warmup, repeat: numbers of calls that replace those of cases and the defaults.
         commit: the commit that records name; None: what git says.
         status_address: where rank 0 sends status messages; None: it sends none.
+        timed: whether variants are timed, and not only checked.
     """
 
     timeout_s: float
@@ -46,6 +47,7 @@ class Settings:
     repeat: int | None = None
     commit: str | None = None
     status_address: bytes | None = None
+    timed: bool = True
 
 
 _ctx: Iris | None = None
@@ -78,7 +80,7 @@ def measure(
         for number, state in enumerate(states, 1):
             send(_status("checking", called.get(state), number, len(states)))
             _set_up(ctx, fn, state)
-        right = [state for state in states if state.call is not None and state.outcome.error is None]
+        right = [one for one in states if settings.timed and one.call is not None and one.outcome.error is None]
         _time(
             ctx, right, settings, lambda state, turn: send(_status("timing", called.get(state), turn, ROUNDS, "round "))
         )
@@ -163,7 +165,8 @@ def _finish(ctx: Iris, state: State, plan: _Plan) -> None:
         state.outcome.host_s = plan.host_s
         state.outcome.back_to_back_s = back_to_back_seconds(ctx, state.call, plan.device_s)
     ctx.barrier()
-    state.validate(f" after {plan.calls} more calls")
+    if state.check is not None:
+        state.call_and_check(f" after {plan.calls} more calls")
 
 
 def _plan(ctx: Iris, state: State, settings: Settings) -> _Plan:

@@ -68,6 +68,7 @@ class State:
         self.call: Call | None = None
         self.preamble: Call | None = None
         self.check: Check | None = None
+        self.spoil: Call | None = None
         self._ctx, self._shared = ctx, shared
 
     def __getitem__(self, name: str) -> Any:
@@ -134,7 +135,9 @@ class State:
         made: T = self._shared[key]
         return made
 
-    def exec(self, fn: Call, preamble_fn: Call | None = None, validate_fn: Check | None = None) -> None:
+    def exec(
+        self, fn: Call, preamble_fn: Call | None = None, validate_fn: Check | None = None, spoil_fn: Call | None = None
+    ) -> None:
         """Call ``fn`` once and check the result; if it is right on all ranks, ``fn`` is timed later, in turns with the
         other variants. What ``fn`` uses must live until then.
 
@@ -142,16 +145,25 @@ class State:
             fn: launches work on the current stream; in the simulator it does the work. All ranks call it together.
             preamble_fn: runs before every call, untimed. Calls then do not follow each other directly, so that there is
                 no back-to-back time.
-            validate_fn: says how wrong the result is; empty text if it is right. It is called again after all timed
-                calls. Without it a point is timed, but its record says that its result was not checked.
+            validate_fn: says how wrong the result is; empty text if it is right. After all timed calls ``fn`` is called
+                and checked once more. Without it a point is timed, but its record says that its result was not checked.
+            spoil_fn: overwrites the place of the result before a call that is checked, so that what an earlier call,
+                or another variant, has left there does not pass for its result.
         """
-        self.call, self.preamble, self.check = fn, preamble_fn, validate_fn
+        self.call, self.preamble, self.check, self.spoil = fn, preamble_fn, validate_fn, spoil_fn
+        self.call_and_check("")
+
+    def call_and_check(self, when: str) -> None:
+        """Make one call on a spoiled result, and :meth:`validate` it. Collective."""
+        assert self.call is not None
+        if self.spoil is not None:
+            self.spoil()
+        self._ctx.barrier()  # peers may write into what was spoiled
+        if self.preamble is not None:
+            self.preamble()
+        self.call()
         self._ctx.barrier()
-        if preamble_fn is not None:
-            preamble_fn()
-        fn()
-        self._ctx.barrier()
-        self.validate("")
+        self.validate(when)
 
     def validate(self, when: str) -> None:
         """Ask ``validate_fn``; a wrong result on any rank is an error on all, and removes the times. Collective."""

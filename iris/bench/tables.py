@@ -23,9 +23,8 @@ _Common = tuple[str, str | None]
 
 def write_json(results: Sequence[Record], cases: Mapping[str, Case], file: TextIO) -> None:
     """One JSON object per line: the record, and its speed-up over the reference."""
-    base = _references(results, cases)
-    for one in results:
-        file.write(records.line_of({**one, "speedup": _speedup(one, base, cases)}))
+    for one, speedup in zip(results, _speedups(results, cases), strict=True):
+        file.write(records.line_of({**one, "speedup": speedup}))
 
 
 def write_csv(results: Sequence[Record], cases: Mapping[str, Case], file: TextIO) -> None:
@@ -40,26 +39,26 @@ def write_csv(results: Sequence[Record], cases: Mapping[str, Case], file: TextIO
     axes = [f"axis_{name}" if name in ("case", *known) else name for name in names]
     out = csv.writer(file, lineterminator="\n")
     out.writerow(["case", *axes, *known])
-    base = _references(results, cases)
-    for one in results:
+    for one, speedup in zip(results, _speedups(results, cases), strict=True):
         time = one["time_ms"] or {}
         row = [one["case"], *(one["params"].get(name) for name in names), records.picked(one), one["world_size"]]
         row += [one["validated"], one.get("deterministic"), one["skipped"], one["error"]]
         row += [time.get(name) for name in TIMES]
-        row += [*(one[name] for name in FIGURES), _speedup(one, base, cases)]
+        row += [*(one[name] for name in FIGURES), speedup]
         row += [*(one["counters"].get(name) for name in counters), *(one["environment"].get(name) for name in WHERE)]
         out.writerow(row)
 
 
 def write_table(results: Sequence[Record], cases: Mapping[str, Case], file: TextIO) -> None:
     """A table per case, then what the case itself has to show."""
-    base = _references(results, cases)
     for name in dict.fromkeys(one["case"] for one in results):
         mine = [one for one in results if one["case"] == name]
         show = cases[name].show if name in cases else None
         counters = _counters(mine) if show is None else []
         names = _names(mine)
-        rows = [_cells(one, base, cases, names, counters) for one in mine]
+        rows = [
+            _cells(one, speedup, names, counters) for one, speedup in zip(mine, _speedups(mine, cases), strict=True)
+        ]
         headers = _headers(mine, counters)
         print_table(headers, rows, title=_title(mine), right=range(len(headers)), whole=True, used=True, file=file)
         file.writelines(_remarks(mine))
@@ -136,13 +135,10 @@ def _headers(results: Sequence[Record], counters: Sequence[str]) -> list[str]:
     return [*_names(results), *times, *rates, *counters, "valid"]
 
 
-def _cells(
-    one: Record, base: Mapping[_Common, float], cases: Mapping[str, Case], names: Sequence[str], counters: Sequence[str]
-) -> list[str]:
+def _cells(one: Record, speedup: float | None, names: Sequence[str], counters: Sequence[str]) -> list[str]:
     time = one["time_ms"]
     spread = f"{100 * (time['p90'] - time['p10']) / time['median']:.1f} %" if time else ""
-    rated = not records.simulated(one)  # in the simulator rates and speed-ups mean nothing
-    speedup = _speedup(one, base, cases) if rated else None
+    rated = not records.simulated(one)
     verdict = {
         True: "yes",
         False: "NO",
@@ -175,18 +171,17 @@ def _counter(value: float | None) -> str:
     return _short(value) if value is None or abs(value) < 1e6 else f"{value:.6g}"
 
 
-def _references(results: Sequence[Record], cases: Mapping[str, Case]) -> dict[_Common, float]:
-    """Median times of the reference, by what the records that were timed in turns with it have in common."""
-    return {
-        _common(one, cases): one["time_ms"]["median"]
-        for one in results
-        if one["params"].get("algorithm") == REFERENCE and one["time_ms"] is not None
+def _speedups(results: Sequence[Record], cases: Mapping[str, Case]) -> list[float | None]:
+    """How many times as fast as the reference that was timed in turns with it each result is; None where there is none,
+    and in the simulator, where times mean nothing."""
+    rated = [None if one["time_ms"] is None or records.simulated(one) else one["time_ms"]["median"] for one in results]
+    common = [_common(one, cases) for one in results]
+    base = {
+        key: ms
+        for one, key, ms in zip(results, common, rated, strict=True)
+        if one["params"].get("algorithm") == REFERENCE and ms is not None
     }
-
-
-def _speedup(one: Record, base: Mapping[_Common, float], cases: Mapping[str, Case]) -> float | None:
-    reference = base.get(_common(one, cases))
-    return reference / one["time_ms"]["median"] if reference is not None and one["time_ms"] is not None else None
+    return [base[key] / ms if ms is not None and key in base else None for key, ms in zip(common, rated, strict=True)]
 
 
 def _common(one: Record, cases: Mapping[str, Case]) -> _Common:

@@ -65,6 +65,16 @@ def beyond(ptr, steps, STEP: tl.constexpr):
         return ptr + steps * STRIDE
 
 
+@triton.jit
+def store_own(ptr, value, mask=None):
+    """Store to this rank's memory, where peers store, too. On AMD it is written through: else the L2 of one of the dies
+    could keep it, and write it back later, over what a peer has stored by then."""
+    if on_amd():
+        tl.store(ptr, value, mask=mask, cache_modifier=".wt")
+    else:
+        tl.store(ptr, value, mask=mask)
+
+
 @triton.constexpr_function
 def _bits(ptr: Any) -> int:
     """Bits that an element takes in memory."""

@@ -96,8 +96,8 @@ def _distance(from_rank, to_rank, heap_bases):
     """Bytes from ``from_rank``'s heap to ``to_rank``'s."""
     tl.static_assert(_is_bases(heap_bases), "heap_bases: expected ctx.heap_bases, or handle.bases; behind all ranks")
     tl.static_assert(is_whole(from_rank) and is_whole(to_rank), EXPECTED_RANKS)
-    from_base = tl.load(heap_bases + from_rank).to(tl.int64)
-    return tl.load(heap_bases + to_rank).to(tl.int64) - from_base
+    from_base = tl.load(beyond(heap_bases, from_rank, 8)).to(tl.int64)  # ranks may be wrong, and less than 0
+    return tl.load(beyond(heap_bases, to_rank, 8)).to(tl.int64) - from_base
 
 
 @triton.constexpr_function

@@ -5,7 +5,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from iris.device.arch import clock_ns, load_fresh, repeated
+from iris.device.arch import clock_ns, load_fresh, repeated, store_own
 from iris.device.bounds import POLLS_PER_CHECK, check_bounds, require_site
 from iris.device.control import NO_FLAG, SITE_USER, own_base
 from iris.device.handle import MAX_RANKS, require_handle
@@ -119,7 +119,7 @@ def take_words(word_ptrs, epoch, peers, mask, handle, site: tl.constexpr = SITE_
         # Several threads hold the same word: the one that counts saw it arrive, the others may have looked earlier.
         seen = load_fresh(word_ptrs, mask)
         tl.debug_barrier()
-    tl.store(word_ptrs, tl.zeros_like(seen) + NO_WORD, mask=mask)
+    store_own(word_ptrs, tl.zeros_like(seen) + NO_WORD, mask)
     return seen.to(tl.int32)
 
 

@@ -25,7 +25,7 @@ import triton
 import triton.language as tl
 
 from iris.device import handle as handles
-from iris.device.arch import copy_stages
+from iris.device.arch import copy_stages, store_own
 from iris.device.chunk import counted_after
 from iris.device.peer import translate
 from iris.device.sync import others, signal, signal_add, wait, wait_all
@@ -121,8 +121,8 @@ def collected_sum(handle, slots, acc, tile, flags, SITE: tl.constexpr):
     pointers = slot_pointers(slots.incoming, 0, tile, acc.shape[0], acc.shape[1])
     total = acc + tl.load(pointers)
     tl.debug_barrier()
-    tl.store(pointers, tl.zeros_like(acc))
-    tl.store(flags.ready + tile.index, 0)
+    store_own(pointers, tl.zeros_like(acc))
+    store_own(flags.ready + tile.index, 0)
     return total
 
 

@@ -40,10 +40,12 @@ class Step:
 
 @dataclass
 class Trial:
-    """The results of one config: milliseconds of each call on its slowest rank; or why it was dropped."""
+    """The results of one config: milliseconds of each call on its slowest rank; or why it was dropped. ``known_ms``:
+    the time that an earlier search has found."""
 
     times_ms: list[float] = field(default_factory=list)
     dropped: str | None = None
+    known_ms: float = math.inf
 
     @property
     def median_ms(self) -> float:
@@ -101,11 +103,11 @@ class Search:
     ) -> None:
         self.untuned, self.unfinished = untuned, False
         self._library, self._beside_library = Trial(), beside_library
-        self._known = dict(known or {})
-        self.trials = {config: Trial() for config in self._known}
+        self.trials = {config: Trial(known_ms=ms) for config, ms in (known or {}).items()}
         self._candidates = [config for config in dict.fromkeys(candidates) if config not in self.trials]
         self._variations, self._left_s, self._batch, self._calls = variations, left_s, batch, calls
         self._suspects, self._order = suspects, random.Random(0)
+        self._checked: set[FusedConfig] = set()  # those that are known were checked by an earlier search only
         self._final: dict[FusedConfig, Trial] = {}
 
     def steps(self) -> Steps:
@@ -166,7 +168,7 @@ class Search:
 
     def _expected_ms(self, config: FusedConfig) -> float:
         trial = self.trials[config]
-        return trial.median_ms if trial.times_ms else self._known.get(config, math.inf)
+        return trial.median_ms if trial.times_ms else trial.known_ms
 
     def _right(self) -> list[FusedConfig]:
         return [config for config, trial in self.trials.items() if trial.dropped is None]
@@ -181,7 +183,7 @@ class Search:
                 if self._out_of_time(until_s):
                     return
                 if complaint is None:
-                    complaint = yield Step("check", (config,))
+                    complaint = yield from self._check(config)
                 self.trials[config] = Trial(dropped=complaint)
 
     def _batches(self, configs: Sequence[FusedConfig]) -> Iterator[tuple[FusedConfig, ...]]:
@@ -233,11 +235,14 @@ class Search:
         return sorted(self._order.sample(configs, len(configs)), key=place)
 
     def _finish(self) -> Steps:
-        while self.best is not None and (complaint := (yield Step("check", (self.best,)))) is not None:
+        while self.best is not None and (complaint := (yield from self._check(self.best))) is not None:
             self.trials[self.best] = Trial(dropped=f"after many calls: {complaint}")
-        timed = [config for config in self._right() if self.trials[config].times_ms]
-        ranked = sorted(timed, key=lambda one: self.trials[one].median_ms)
-        last = list(dict.fromkeys([*ranked[:2], *(one for one in ranked if one == self.untuned)]))
+        while unchecked := [config for config in self._last() if config not in self._checked]:
+            if self._ends():
+                return
+            if (complaint := (yield from self._check(unchecked[0]))) is not None:
+                self.trials[unchecked[0]] = Trial(dropped=complaint)
+        last = self._last()
         final = {config: Trial() for config in last}
         for _ in range(_FINAL_TURNS):
             for config in self._turn(last):
@@ -247,3 +252,14 @@ class Search:
             if self._beside_library:
                 self._library.times_ms += yield Step("library", (), self._calls)
             self._final = final
+
+    def _check(self, config: FusedConfig) -> Generator[Step, Any, str | None]:
+        self._checked.add(config)
+        complaint: str | None = yield Step("check", (config,))
+        return complaint
+
+    def _last(self) -> list[FusedConfig]:
+        """The configs that are timed at the end: the two fastest, the best first, and the one picked without rows."""
+        timed = [config for config in self._right() if self.trials[config].times_ms]
+        ranked = sorted(timed, key=lambda one: self.trials[one].median_ms)
+        return list(dict.fromkeys([*ranked[:2], *(one for one in ranked if one == self.untuned)]))

@@ -63,3 +63,17 @@ def test_what_lies_before_a_pointer_is_reached(target_name: str) -> None:
             text = text_of(relaying.warmup(handle(), matrix, flags, matmul.Crew(8, 8, 0, 1), grid=(1,)))
             loads = re.findall(r"^\s*(buffer|global)_load_(?:dwordx[24]|ushort|short)\w*", text, re.M)
             assert loads and "buffer" not in loads
+
+
+@triton.jit
+def of_all_ranks(handle, source, target, ranks):
+    peers = tl.load(ranks + tl.arange(0, 64))
+    tl.store(target + tl.arange(0, 64), iris.peer.load(handle, source + tl.arange(0, 64), peers))
+
+
+@pytest.mark.parametrize("target_name", HIP)
+def test_a_rank_below_0_finds_the_trap(target_name: str) -> None:
+    """It lies before the table of bases; as an offset to a buffer it would be out of its range, and its base be 0."""
+    with target(target_name):
+        text = text_of(of_all_ranks.warmup(*with_handle(torch.float32, torch.float32, torch.int32)(), grid=(1,)))
+        assert re.search(r"\bglobal_load_dwordx2\b", text) and not re.search(r"\bbuffer_load_dwordx2\b", text)

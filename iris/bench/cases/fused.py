@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
+
+import torch
+import torch.distributed as dist
 
 from iris.bench.axes import Function, Params, axis
 from iris.bench.case import SHAPE_AXIS, register
@@ -96,19 +100,21 @@ def run(state: State, ctx: Iris, op: str, gather_dim: int = 0) -> None:
         raise
     except Exception as error:
         operands.fill()  # which other variants share
-        if state["algorithm"] not in COMPARATORS or not isinstance(error, RuntimeError):
+        lacking = isinstance(error, (torch.OutOfMemoryError, dist.DistError))  # not what the way takes
+        if state["algorithm"] not in COMPARATORS or not isinstance(error, RuntimeError) or lacking:
             raise
         state.skip(f"{state['algorithm']} does not take this: {one_line(error)}")
     ran = settled(ctx, problem) if state["algorithm"] == AUTO else None
     if ran is not None and ran != chosen.config:
+        chosen = replace(chosen, config=ran, roundings=operands.roundings_by(ran))
         _tell(state, ctx, problem, ran, known)
     operands.fill()
     chosen.refresh()
-    operands.spoil()
     state.exec(
         chosen.call,
-        evict(ctx, [operands.a]) if cold else None,
-        validate_fn=lambda: operands.complaint(chosen.result(), chosen.roundings, local=chosen.local),
+        evict(ctx, [operands.a if chosen.a is None else chosen.a]) if cold else None,
+        lambda: operands.complaint(chosen.result(), chosen.roundings, local=chosen.local),
+        operands.spoil,
     )
 
 

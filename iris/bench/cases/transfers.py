@@ -71,7 +71,6 @@ def rma(state: State, ctx: Iris) -> None:
         "buffers", lambda: (ctx.empty(count, dtype=torch.int32), ctx.empty(count, dtype=torch.int32))
     )
     source.copy_(random_bits(ctx, ctx.rank, count, torch.int32))
-    target.fill_(-1)
     programs = min(PROGRAMS_PER_SM * ctx.num_sms, -(-count // BLOCK))
     views = [(ctx.peer_view(source, peer), ctx.peer_view(target, peer)) for peer in range(ctx.world_size)]
 
@@ -95,7 +94,11 @@ def rma(state: State, ctx: Iris) -> None:
     if ctx.world_size > 1:
         state.set_bytes(nbytes)
         state.set_floor(nbytes / known.received_bytes_per_s(2) if known is not None else None)
-    state.exec(partial(move, following), validate_fn=lambda: "" if same_bits(target, expected) else "other bits")
+    state.exec(
+        partial(move, following),
+        validate_fn=lambda: "" if same_bits(target, expected) else "other bits",
+        spoil_fn=lambda: target.fill_(-1),
+    )
     if state.outcome.validated:
         matrix = measure_pairs(ctx, move, nbytes)
         for rank, row in enumerate(matrix):

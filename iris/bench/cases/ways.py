@@ -58,6 +58,7 @@ class Way:
         local: whether the result is the local matmul's, not the op's.
         refresh: copies A to where the way needs it; call it after A has been drawn anew.
         config: the config of an op of Iris, as far as it is known before a call; None for others.
+        a: the copy of A that the way reads; None: the operands' own.
     """
 
     call: Callable[[], object]
@@ -66,6 +67,7 @@ class Way:
     local: bool = False
     refresh: Callable[[], object] = lambda: None
     config: FusedConfig | None = None
+    a: torch.Tensor | None = None
 
 
 def ways_of(op: str) -> tuple[str, ...]:
@@ -161,7 +163,7 @@ def _config(operands: Operands, name: str) -> FusedConfig:
 
 def _matmul(operands: Operands) -> Way:
     a, out = operands.gathered(), operands.local_output
-    return Way(lambda: operands.multiply(a, out), lambda: out, ROUNDINGS_OF_A_MATMUL, local=True)
+    return Way(lambda: operands.multiply(a, out), lambda: out, ROUNDINGS_OF_A_MATMUL, local=True, a=a)
 
 
 def _nccl(operands: Operands) -> Way:
@@ -252,7 +254,7 @@ def _symm_mem(state: State, operands: Operands) -> Way:
             made[:] = fused_gather()[1]
 
         sums = roundings_of_sum(operands.ctx.world_size) if operands.gather_dim == 1 else 0  # parts are added in turn
-        return Way(gather, lambda: made[0], operands.roundings + sums, refresh=lambda: a.copy_(operands.a))
+        return Way(gather, lambda: made[0], operands.roundings + sums, refresh=lambda: a.copy_(operands.a), a=a)
     if operands.op == REDUCE_SCATTER:
         fused_sum = _fused_reduce_scatter(operands, group)
 

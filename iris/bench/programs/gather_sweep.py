@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 from iris import files, ops
 from iris.bench import records, session
@@ -77,19 +77,12 @@ def _record(ctx: Iris, params: Params, options: Options, known: Mapping[str, str
 
     def case(state: State, inner: Iris) -> None:
         fused.run(state, inner, OP, state["gather_dim"])
-        if not options.benchmark:
-            state.call = _nothing  # is timed instead
 
-    (mine,) = session.measure(case, [{**params, "algorithm": _way(options)}], Settings(LIMIT_S, options.heap_size))
-    if not options.benchmark:
-        mine = replace(mine, seconds=[], back_to_back_s=None, host_s=None)
+    settings = Settings(LIMIT_S, options.heap_size, timed=options.benchmark)
+    (mine,) = session.measure(case, [{**params, "algorithm": _way(options)}], settings)
     outcomes = [Outcome(**each) for each in of_all(ctx, asdict(mine))]
     config = asdict(FusedConfig(**mine.config)) if mine.config is not None else None
     return records.record(OP, params, outcomes, known, ctx.world_size) | {"config": config}
-
-
-def _nothing() -> None:
-    pass
 
 
 def _way(options: Options) -> str:
