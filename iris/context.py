@@ -33,7 +33,7 @@ from iris.failure import Failure
 from iris.heap import HeapTable, format_bytes
 from iris.identity import Identity
 from iris.leases import Leases
-from iris.live import OPEN, Live, Opened, abandon_all, end_all, ending, hold, real_error
+from iris.live import OPEN, Live, Opened, end_all, ending, forget_all, hold, real_error
 from iris.log import RankLogger
 from iris.membership import Group, global_ranks, identify, members
 from iris.mesh import Mesh
@@ -149,7 +149,7 @@ class Iris(Live, SymmetricHeap, RankLogger, Aliases):
             raise
         self._open = True
         _BY_KEY[self._key] = self
-        hold(self, Opened(f"rank {self.rank}", self.close, self._release, self._mesh.abandon))
+        hold(self, Opened(f"rank {self.rank}", self.close, self._release))
         handles = [self._heap_bases, self._alone.bases]
         self._backend.surround_launches(
             handles, self._failure.of_simulated_kernel, max(limits.first_s, limits.steady_s)
@@ -527,4 +527,4 @@ def require_context(op: str, ctx: object) -> None:
 
 
 atexit.register(end_all)
-os.register_at_fork(after_in_child=abandon_all)
+os.register_at_fork(after_in_child=forget_all)

@@ -78,7 +78,8 @@ class Failure:
             yield
         except RankMismatch as error:
             # Ranks outside the group know nothing of the mismatch: what they have sent would answer a later call.
-            if any(call.startswith(_OF_GROUP) for call in error.calls):
+            # And one that comes from a rank that has left is the end of the context, too.
+            if self._mesh.told or any(call.startswith(_OF_GROUP) for call in error.calls):
                 raise self.keep(error) from None
             raise
         except WaitTimeout as error:

@@ -9,6 +9,7 @@ import multiprocessing.connection
 import os
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
@@ -24,6 +25,8 @@ RANK_NAME = "iris-rank-"
 """The name of a rank's process, before its number."""
 _server_sockets: list[int] = []
 """A descriptor of the socket of the process that ranks are forked from, if one has been started."""
+_starting = threading.Lock()
+"""Held while the server is started: this changes settings of the whole process."""
 NO_GUARD = 93
 """Exit code of a rank whose script would start ranks while it is imported."""
 GUARD = (
@@ -42,7 +45,7 @@ def start_server() -> ForkServerContext:
     context.set_forkserver_preload(["iris"])
     set_here = os.environ.pop(INTERPRET, None) if _interpret_is_ours() else None
     try:
-        with launch_errors(), _no_folder_left():
+        with launch_errors(), _starting, _no_folder_left():
             forkserver.ensure_running()
     finally:
         if set_here is not None:

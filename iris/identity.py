@@ -81,7 +81,8 @@ def _said(names: Mapping[str, Sequence[str]]) -> str:
 def identity() -> Identity | None:
     """This process's identity by the environment; None if no launcher has started it.
 
-    An allocation shell of Slurm (``salloc``) sets ``SLURM_PROCID`` for a single task; that is no launch.
+    A shell in an allocation of Slurm (``salloc``, ``srun --pty bash``) has the variables of a single task, or of a step
+    of one task; that is no launch.
 
     Raises:
         LaunchError: the launcher's variables contradict each other; a rank above 0 comes without the number of ranks;
@@ -92,7 +93,7 @@ def identity() -> Identity | None:
         if source == "iris.launch" and (rank is None) != (world is None):  # only Iris sets these
             missing = names[_RANK if rank is None else _WORLD][0]
             raise LaunchError(f"{_said(names)}, but no {missing}: set both, or neither")
-        if rank is None or (source == "srun" and "SLURM_STEP_ID" not in os.environ):
+        if rank is None or (source == "srun" and ("SLURM_STEP_ID" not in os.environ or world == "1")):
             continue
         if world is None:
             if rank.isdecimal() and int(rank) > 0:
@@ -127,7 +128,7 @@ def require_one_host(who: Identity) -> None:
 def _job(source: str) -> str:
     """A name that all ranks of this job have, and no other job."""
     values = [f"{name}={os.environ[name]}" for name in _JOB_NAMES if os.environ.get(name)]
-    if "MPICH" in source and "IRIS_JOB" not in os.environ:
+    if "MPICH" in source and not os.environ.get("IRIS_JOB"):
         values.append(f"parent={_first_ancestor_without('PMI_RANK')}")
     return ";".join([source, *values])
 

@@ -22,6 +22,7 @@ import sys
 import threading
 import time
 import traceback
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerProcess
@@ -164,6 +165,7 @@ class RankPool:
         self._senders: list[threading.Thread] = []
         self._turn = threading.RLock()
         self._over = ""
+        _pools.add(self)
         shared = _passed_on() | (env or {}) | {"IRIS_WORLD_SIZE": str(self.num_ranks), "IRIS_JOB": secrets.token_hex(8)}
         method = multiprocessing.get_start_method(allow_none=True)
         try:
@@ -246,7 +248,13 @@ class RankPool:
                 late = f"ranks {sorted(pending)} did not finish within {limit_s:g} s{since} and were ended"
                 raise _failure(outcomes.values(), late) or LaunchError(late)
             for rank in [rank for rank, pipe in pending.items() if pipe in ready]:
-                outcomes[rank] = self._collect(rank)
+                answer = self._answer(rank, deadline)
+                if not self._pipes:
+                    raise LaunchError(f"the call was broken off: {self._over}")
+                if answer is None:
+                    late = f"rank {rank} did not finish sending its result within {limit_s:g} s{since} and was ended"
+                    raise _failure(outcomes.values(), late) or LaunchError(late)
+                outcomes[rank] = self._outcome(rank, answer)
                 del pending[rank]
                 if outcomes[rank].error is None or failing or math.isinf(grace_s):
                     continue
@@ -267,11 +275,27 @@ class RankPool:
                 self._senders.append(threading.Thread(target=_send_to, args=(pipe, call), daemon=True))
                 self._senders[-1].start()
 
-    def _collect(self, rank: int) -> _Outcome:
-        try:
-            trace, pickled = self._pipes[rank].recv()
-        except (EOFError, OSError):
+    def _answer(self, rank: int, deadline: float) -> tuple[str, bytes] | Exception | None:
+        """The answer that ``rank`` has begun to send, or the error in which receiving it has ended; None if it is not
+        complete by ``deadline``: the rank may have been stopped in between."""
+        pipe = self._pipes[rank]
+        found: list[tuple[str, bytes] | Exception] = []
+
+        def receive() -> None:
+            try:
+                found.append(pipe.recv())
+            except (EOFError, OSError) as error:
+                found.append(error)
+
+        receiver = threading.Thread(target=receive, daemon=True)
+        receiver.start()
+        receiver.join(float(max(0.0, deadline - time.monotonic())))
+        return found[0] if found else None
+
+    def _outcome(self, rank: int, answer: tuple[str, bytes] | Exception) -> _Outcome:
+        if isinstance(answer, Exception):
             return self._ended(rank)
+        trace, pickled = answer
         try:
             value = ForkingPickler.loads(pickled)
         except Exception as error:  # noqa: BLE001 (unpickling runs any code)
@@ -330,11 +354,30 @@ class RankPool:
                         process.join()
                     process.close()
 
+    def _disown(self) -> None:
+        """In a forked child: the ranks are the parent's. Multiprocessing would end them together with the child."""
+        self._over, self._turn = "they belong to the process that this one was forked from", threading.RLock()
+        for pipe in self._pipes:
+            pipe.close()
+        multiprocessing.process._children.difference_update(self.processes)  # type: ignore[attr-defined]
+        self._pipes, self.processes, self._senders = [], [], []
+
     def __enter__(self) -> RankPool:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+_pools = weakref.WeakSet[RankPool]()
+
+
+def _disown_all() -> None:
+    for pool in list(_pools):
+        pool._disown()
+
+
+os.register_at_fork(after_in_child=_disown_all)
 
 
 def _send_to(pipe: multiprocessing.connection.Connection, call: bytes) -> None:

@@ -34,13 +34,12 @@ class Live:
 
 
 class Opened(NamedTuple):
-    """How to end an open object: ``close`` together with the peers; ``give_up`` for an error, of which they are told;
-    ``abandon`` in a forked child, without telling them."""
+    """How to end an open object: ``close`` together with the peers, or ``give_up`` for an error, of which they are
+    told."""
 
     name: str
     close: Callable[[], None]
     give_up: Callable[[BaseException], None]
-    abandon: Callable[[], None]
 
 
 OPEN: dict[Live, Opened] = {}
@@ -120,10 +119,8 @@ def _last_error() -> BaseException | None:
     return error
 
 
-def abandon_all() -> None:
-    """In a forked child: close inherited sockets, so that the parent's death stays visible to its peers."""
+def forget_all() -> None:
+    """In a forked child: the open objects are the parent's."""
     global _hooked
     _hooked = False
-    for opened in OPEN.values():
-        opened.abandon()
     OPEN.clear()

@@ -69,15 +69,14 @@ def _meet(group: Group, ranks: list[int], rank: int, said: Any, timeout_s: float
             store.wait(keys, timedelta(seconds=timeout_s))
         except RuntimeError:  # DistStoreError, with most kinds of stores
             late = [place for place, key in enumerate(keys) if not store.check([key])]
-            if not late:
-                raise
-            others = global_names(late, ranks)
-            raise WaitTimeout(
-                f"iris.iris: rank {rank} waited {timeout_s:g} s for {ranks_text(late)} of the process group to "
-                f"make a context, too{f' ({others})' if others else ''}. "
-                "Slow but healthy ranks need a larger first_timeout_s.",
-                late,
-            ) from None
+            if late:  # else the last one has come meanwhile
+                others = global_names(late, ranks)
+                raise WaitTimeout(
+                    f"iris.iris: rank {rank} waited {timeout_s:g} s for {ranks_text(late)} of the process group to "
+                    f"make a context, too{f' ({others})' if others else ''}. "
+                    "Slow but healthy ranks need a larger first_timeout_s.",
+                    late,
+                ) from None
         everyone = [json.loads(answer) for answer in store.multi_get(keys)]
         store.add(count, 1)  # only now: a rank that has not met the others tries the same meeting again
         if meeting:

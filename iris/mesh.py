@@ -18,6 +18,7 @@ import socket
 import struct
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -69,14 +70,17 @@ class Mesh:
         self.peers, self.pids = rendezvous.peers, rendezvous.pids
         self._received = {peer: bytearray() for peer in range(world_size)}
         self._fds: dict[int, list[int]] = {peer: [] for peer in range(world_size)}
-        self._closed = False
         self._unfinished: set[int] = set()
+        self._rendezvous: Rendezvous | None = rendezvous
+        self.told = False  # by a peer why it leaves
+        _open.add(self)
         try:
             rendezvous.meet(self._check_alive)
             self.exchange("rendezvous")
         except BaseException as error:
             self.leave(error)
             raise
+        self._rendezvous = None
         rendezvous.count()
 
     def _check_alive(self, peer: int) -> None:
@@ -239,6 +243,7 @@ class Mesh:
         payload = bytes(self._received[peer][place])
         del self._received[peer][: place.stop]
         if kind == _ABORT:
+            self.told = True
             report = json.loads(payload)
             raise _ERRORS[report["error"]](report["message"], report["about"])
         return tag, payload
@@ -297,11 +302,8 @@ class Mesh:
 
     def leave(self, error: BaseException | None = None) -> None:
         """Close all connections; with ``error``, first tell the peers why."""
-        if self._closed:
-            return
         if error is not None:
             self._say_why(error)
-        self._closed = True
         for connection in self.peers.values():
             connection.close()
         self.peers.clear()
@@ -309,17 +311,27 @@ class Mesh:
 
     def abandon(self) -> None:
         """In a forked child: drop the inherited descriptors without a word to the peers."""
-        self._closed = True
-        for connection in self.peers.values():
-            os.close(connection.detach())
-        self.peers.clear()
-        self._close_descriptors()
+        if self._rendezvous is not None:
+            self._rendezvous.abandon()
+        self.leave()
 
     def _close_descriptors(self) -> None:
         """Close the descriptors that peers have sent and nobody has asked for."""
         for fd in itertools.chain.from_iterable(self._fds.values()):
             os.close(fd)
         self._fds.clear()
+
+
+_open = weakref.WeakSet[Mesh]()
+
+
+def _abandon_all() -> None:
+    """In a forked child: close inherited sockets, so that the parent's death stays visible to its peers."""
+    for mesh in list(_open):
+        mesh.abandon()
+
+
+os.register_at_fork(after_in_child=_abandon_all)
 
 
 def _frame(kind: bytes, tag: str, payload: bytes) -> bytes:

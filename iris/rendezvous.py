@@ -71,6 +71,7 @@ class Rendezvous:
         self.peers: dict[int, socket.socket] = {}
         self.pids: dict[int, int] = {rank: os.getpid()}
         self._strangers: dict[socket.socket, _Stranger] = {}
+        self._listeners: list[socket.socket] = []
 
     @explaining_too_many_files("meeting the other ranks")
     def meet(self, check: Callable[[int], None]) -> None:
@@ -85,25 +86,32 @@ class Rendezvous:
             return
         deadline = time.monotonic() + self._timeout_s
         with contextlib.ExitStack() as opened:
-            listeners = [opened.enter_context(self._listener(place)) for place in self._places]
+            for place in self._places:
+                self._listeners.append(opened.enter_context(self._listener(place)))
             try:
-                self._meet(listeners, deadline, check)
+                self._meet(deadline, check)
             except IrisError:
-                self._meet_late(listeners, deadline)
+                self._meet_late(deadline)
                 raise
             finally:
+                self._listeners.clear()
                 for connection in self._strangers:
                     connection.close()
                 self._strangers.clear()
         _known[self._key] = self._meeting, True
 
+    def abandon(self) -> None:
+        """In a forked child: close the sockets of a meeting that goes on in the parent."""
+        for one in (*self._listeners, *self._strangers):
+            one.close()
+
     def count(self) -> None:
         """Note that this meeting has succeeded: every rank has said that it has met all others."""
         _known[self._key] = self._meeting + 1, False
 
-    def _meet(self, listeners: list[socket.socket], deadline: float, check: Callable[[int], None]) -> None:
+    def _meet(self, deadline: float, check: Callable[[int], None]) -> None:
         while self._missing():
-            for peer in self._admit(listeners, watched=set(self.peers)):
+            for peer in self._admit(watched=set(self.peers)):
                 check(peer)
             if time.monotonic() > deadline and (missing := self._missing()):
                 silent = missing & {stranger.expected for stranger in self._strangers.values()}
@@ -116,17 +124,17 @@ class Rendezvous:
                     missing,
                 )
 
-    def _meet_late(self, listeners: list[socket.socket], deadline: float) -> None:
+    def _meet_late(self, deadline: float) -> None:
         """After a failure: connect to ranks that are still coming, so that they hear of it and do not wait in vain."""
         until = min(deadline, time.monotonic() + _LATE_S)
         while self._missing() and time.monotonic() < until:
             with contextlib.suppress(IrisError):
-                self._admit(listeners, watched=set())
+                self._admit(watched=set())
 
     def _missing(self) -> set[int]:
         return set(range(self._world_size)) - self.peers.keys() - {self._rank}
 
-    def _admit(self, listeners: list[socket.socket], watched: set[int]) -> list[int]:
+    def _admit(self, watched: set[int]) -> list[int]:
         """Call the lower ranks that are still missing, accept calls, read what strangers say, and return those of the
         ``watched`` ranks that have sent something.
 
@@ -137,10 +145,10 @@ class Rendezvous:
             connection = self._dial(peer)
             if connection is not None:
                 self._greet(connection, peer)
-        ready = _readable([*listeners, *self._strangers, *(self.peers[peer] for peer in watched)], 0.01)
+        ready = _readable([*self._listeners, *self._strangers, *(self.peers[peer] for peer in watched)], 0.01)
         spoke = [peer for peer in watched if self.peers[peer] in ready]
         for connection in ready:
-            if connection in listeners:
+            if connection in self._listeners:
                 self._greet(connection.accept()[0])
             elif connection in self._strangers:
                 self._hear(connection)

@@ -8,7 +8,7 @@ import torch
 
 from iris.backends.base import Backend
 from iris.eager import eager
-from iris.errors import ArgumentError, PlacementError
+from iris.errors import ArgumentError, IrisError, PlacementError
 from iris.heap import HeapTable
 from iris.leases import Lease, Leases
 from iris.live import OPEN
@@ -23,6 +23,10 @@ class SymmetricHeap(SymmetricTensors):
     _table: HeapTable
     _leases: Leases
     _backend: Backend
+
+    @abstractmethod
+    def broke_off(self, error: BaseException) -> None:
+        """End the context: ``error`` ended a call of this rank half way."""
 
     @abstractmethod
     def _rank_of(self, op: str, argument: str, rank: object) -> int:
@@ -62,9 +66,15 @@ class SymmetricHeap(SymmetricTensors):
                 raise ArgumentError(op, "size", "extents of 0 or more", shape)
             count *= extent
         nbytes = count * dtype.itemsize
-        lease = self._leases.take(nbytes, op, f"{op}({nbytes} bytes of {dtype})", self._exchange)
-        memory = self._backend.bytes_at(lease.offset, max(nbytes, 1), lease.release)
-        lease.storage = _storage_of(memory)
+        try:
+            lease = self._leases.take(nbytes, op, f"{op}({nbytes} bytes of {dtype})", self._exchange)
+            memory = self._backend.bytes_at(lease.offset, max(nbytes, 1), lease.release)
+            lease.storage = _storage_of(memory)
+        except IrisError:  # on all ranks alike
+            raise
+        except BaseException as error:  # Ctrl-C: this rank's table may differ from the others' now
+            self.broke_off(error)
+            raise
         return memory[:nbytes].view(dtype).view(shape).detach()  # else a view to autograd, which torch's are not
 
     @eager

@@ -7,8 +7,9 @@ import re
 import signal
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 from unittest import mock
 
@@ -118,6 +119,47 @@ def test_a_mismatch_that_not_all_have_heard_is_the_end(ranks: Ranks) -> None:
     for failures in ranks.run(mismatch_of_a_group):
         assert [failure.kind for failure in failures] == ["RankMismatch"] * 2, failures
         assert all("barrier(0, 1)" in failure.message for failure in failures), failures
+
+
+def interrupted_allocation(name: str) -> list[Failure]:
+    """Failures of an allocation whose bookkeeping, behind the ranks' meeting, is interrupted on rank 0, and of later
+    ones."""
+    shared = context()
+    with iris.iris(1 << 20, timeout_s=20) as ctx:
+        owner = ctx._table if name == "allocate" else ctx._backend
+        interrupted = mock.patch.object(owner, name, side_effect=KeyboardInterrupt)
+        with interrupted if ctx.rank == 0 else nullcontext():
+            failures = [outcome(partial(ctx.zeros, 100))]
+        failures += [failure_of(ctx.zeros, 100) for _ in range(2)]
+        shared.barrier()
+        return failures
+
+
+@TWO
+@pytest.mark.parametrize("name", ["allocate", "bytes_at"])
+def test_after_an_interrupted_allocation_nothing_is_trusted(ranks: Ranks, name: str) -> None:
+    """Else the ranks' blocks would lie at different offsets, and nothing would tell."""
+    interrupted, peer = ranks.run(interrupted_allocation, name)
+    assert [failure.kind for failure in interrupted] == ["KeyboardInterrupt", "ContextError", "ContextError"]
+    assert peer[-1].kind == "PeerDied" and "rank 0 left with KeyboardInterrupt" in peer[-1].message
+
+
+def left_on_a_mismatch() -> list[Failure]:
+    """Rank 2 leaves with an error of that kind while rank 0 waits for it; then ranks 0 and 1 meet."""
+    with suppress(iris.RankMismatch), iris.iris(1 << 20, timeout_s=20) as ctx:
+        ctx.barrier()
+        if ctx.rank == 2:
+            raise iris.RankMismatch("other batches")
+        return [failure_of(ctx.broadcast, None, 2), failure_of(ctx.barrier, None, [0, 1])]
+    return []
+
+
+@pytest.mark.parametrize("ranks", worlds(3, 3), indirect=True)
+def test_a_mismatch_on_which_a_rank_left_is_the_end(ranks: Ranks) -> None:
+    *others, _ = ranks.run(left_on_a_mismatch)
+    for failures in others:
+        assert [failure.kind for failure in failures] == ["RankMismatch"] * 2, failures
+        assert max(failure.took_s for failure in failures) < 5
 
 
 @TWO

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import multiprocessing
 import os
 import resource
 import secrets
@@ -666,3 +667,29 @@ def test_a_rank_that_dies_before_others_have_joined_its_store_is_named(dead: lis
     )
     with pytest.raises(kind, match=words):
         gpu._shared(torch.empty(0), mesh)
+
+
+def fork_while_ranks_meet() -> float | None:
+    """How long rank 0 takes to learn that rank 1 has died, a child of which was forked while it met the others."""
+    rank = int(os.environ["IRIS_RANK"])
+    if rank == 2:
+        time.sleep(1.0)
+    if rank == 1:
+        child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(8,))
+        threading.Timer(0.4, child.start).start()
+    ctx = iris.iris(1 << 20, timeout_s=20, first_timeout_s=20)
+    ctx.barrier()
+    if rank == 1:
+        assert child.is_alive()
+        os.kill(os.getpid(), signal.SIGKILL)
+    started = time.monotonic()
+    with pytest.raises(iris.PeerDied, match="rank 1 died"):
+        ctx.barrier()
+    return time.monotonic() - started
+
+
+@pytest.mark.skipif(BACKEND != "sim", reason="one backend suffices")
+def test_a_child_forked_while_ranks_meet_does_not_hide_their_death() -> None:
+    with iris.RankPool(3) as pool:
+        first, *_ = pool.outcomes(fork_while_ranks_meet, timeout_s=60)
+    assert first.error is None and first.value is not None and first.value < 4, first

@@ -163,6 +163,19 @@ def test_a_slurm_allocation_without_srun_is_no_launch(env: pytest.MonkeyPatch) -
     assert identity() is None
 
 
+def test_a_shell_in_a_slurm_step_of_one_task_is_no_launch(env: pytest.MonkeyPatch) -> None:
+    """As of ``srun --pty bash``: scripts started there start their ranks themselves."""
+    setenv(env, {**SRUN, "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_LOCALID": "0"})
+    assert identity() is None
+
+
+def test_an_empty_name_of_a_job_is_none(env: pytest.MonkeyPatch) -> None:
+    setenv(env, renamed(MPICH, "2", "2", "RANK"))
+    unnamed = identity()
+    env.setenv("IRIS_JOB", "")
+    assert unnamed == identity() and unnamed is not None and "parent=" in unnamed.job
+
+
 def test_srun_that_speaks_pmi_is_srun(env: pytest.MonkeyPatch) -> None:
     setenv(env, {**SRUN, "PMI_RANK": "2", "PMI_SIZE": "4"})
     who = identity()

@@ -525,6 +525,64 @@ def test_a_rank_that_dies_is_noticed_whatever_it_forked(pool: iris.RankPool, by_
         pool.run(start_method)
 
 
+def test_a_forked_child_does_not_end_its_parents_ranks() -> None:
+    script = """
+        import os, sys
+        import iris
+
+        if __name__ == "__main__":
+            with iris.RankPool(2) as pool:
+                if os.fork() == 0:
+                    try:
+                        pool.run(os.getpid)
+                    except iris.LaunchError as error:
+                        print(error, flush=True)
+                    sys.exit(0)
+                os.wait()
+                print(pool.alive, len(pool.run(os.getpid)))
+    """
+    done = subprocess.run([python(), "-c", textwrap.dedent(script)], capture_output=True, text=True, timeout=60)
+    told = "this pool has no ranks any more: they belong to the process that this one was forked from. Make a new"
+    assert told in done.stdout and done.stdout.endswith("True 2\n"), done.stdout + done.stderr
+
+
+def stop_in_the_middle_of_the_answer() -> None:
+    from multiprocessing.connection import Connection
+
+    send = Connection._send  # type: ignore[attr-defined]
+
+    def send_half(self: Any, content: bytes, *options: Any) -> None:
+        send(self, content[: len(content) // 2], *options)
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    Connection._send = send_half  # type: ignore[attr-defined]
+
+
+def test_a_rank_that_stops_in_the_middle_of_its_answer_is_ended(pool: iris.RankPool) -> None:
+    started = time.monotonic()
+    with pytest.raises(iris.LaunchError, match="did not finish sending its result within 2 s and was ended"):
+        pool.run(stop_in_the_middle_of_the_answer, timeout_s=2)
+    assert time.monotonic() - started < 8
+
+
+def test_pools_that_two_threads_start_leave_the_settings_of_multiprocessing(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings: dict[str, Any] = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    before, seen = settings.get("tempdir"), []
+
+    def run() -> None:
+        seen.append(settings["tempdir"])
+        time.sleep(0.1)
+
+    monkeypatch.setattr(multiprocessing.forkserver, "ensure_running", run)
+    threads = [threading.Thread(target=forkserver.start_server) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.05)
+    for thread in threads:
+        thread.join()
+    assert settings.get("tempdir") == before and len(set(seen)) == 2
+
+
 def test_a_pool_closes_at_once_whatever_was_forked_meanwhile(pool: iris.RankPool) -> None:
     child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
     child.start()  # it also has the pipes of the pool

@@ -561,8 +561,8 @@ def test_a_context_that_cannot_be_ended_keeps_no_other_open_at_exit(
 
     said: list[str] = []
     opened = {
-        live.Live(): live.Opened("rank 0", broken, broken, broken),
-        live.Live(): live.Opened("rank 1", lambda: said.append("closed"), lambda _: said.append("given up"), broken),
+        live.Live(): live.Opened("rank 0", broken, broken),
+        live.Live(): live.Opened("rank 1", lambda: said.append("closed"), lambda _: said.append("given up")),
     }
     monkeypatch.setattr(sys, "last_exc", error, raising=False)
     monkeypatch.setattr(live, "_ending", False)
@@ -576,7 +576,7 @@ def test_a_context_that_cannot_be_ended_keeps_no_other_open_at_exit(
 
 def test_an_interactive_session_does_not_end_on_its_last_error(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    opened = live.Opened("rank 0", lambda: said.append("closed"), lambda _: said.append("given up"), lambda: None)
+    opened = live.Opened("rank 0", lambda: said.append("closed"), lambda _: said.append("given up"))
     monkeypatch.setattr(sys, "last_exc", NameError("mistyped, long ago"), raising=False)
     monkeypatch.setattr(sys, "ps1", ">>> ", raising=False)
     monkeypatch.setattr(live, "_ending", False)
