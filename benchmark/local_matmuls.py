@@ -46,7 +46,6 @@ from iris.console import Parser, exit_status
 from iris.ops import FusedConfig, Problem, tuned
 from iris.ops.algorithms import LOCAL
 from iris.ops.pick import model_pick
-from iris.ops.problem import DTYPES as OP_DTYPES
 from iris.ops.problem import QUANTISED
 from iris.ops.target import target_of
 from iris.ops.tuned import Row
@@ -60,7 +59,6 @@ ROWS = (4, 8, 16, 32, 64, 128, 256, 512, 1024)
 ENOUGH_NBYTES = 250 << 20
 """Weights of this many bytes in all do not stay in the L2 cache of any GPU."""
 MAX_CALLS, MIN_CALLS = 16, 4
-_DTYPES = tuple(name for name, dtype in DTYPES.items() if dtype in OP_DTYPES)
 _TURNS, _SIMULATED_TURNS = 6, 2
 _LEAD_S = 100e-6
 _HEAP_NBYTES = 1 << 26
@@ -74,7 +72,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--rows", type=positive, nargs="+", default=ROWS, help=f"of A (default: {' '.join(map(str, ROWS))})"
     )
     parser.add_argument("--b_layout", choices=B_LAYOUTS, nargs="+", default=B_LAYOUTS, help="of B (default: both)")
-    parser.add_argument("--dtype", choices=_DTYPES, default="bf16", help="(default: %(default)s)")
+    parser.add_argument("--dtype", choices=tuple(tuned.DTYPE_NAMES), default="bf16", help="(default: %(default)s)")
     parser.add_argument("--only", type=positive, nargs=2, metavar=("N", "K"), help="weights of this size, local, only")
     parser.add_argument("--rows_out", type=Path, help="the file of rows to add to (default: none)")
     parser.add_argument("--commit", help="for the rows (default: what git says)")

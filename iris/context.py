@@ -86,7 +86,8 @@ def iris(
     Raises:
         WaitTimeout: some ranks did not arrive.
         PeerDied: a rank died while the ranks were meeting.
-        RankMismatch: the ranks disagree about ``heap_size`` or the number of ranks.
+        RankMismatch: the ranks disagree about ``heap_size``, the number of ranks, the backend or IRIS_CHECK_CALLS, or
+            their devices differ in their number of SMs.
         BackendError: the backend lacks something; the error says what, and how to get it.
         ArgumentError: an argument or an environment variable has an impossible value.
     """

@@ -46,29 +46,8 @@ _GPU_SIZE, _SIM_SIZE = 8192, 512
 _HEADINGS = ("op", "algorithm", "ranks", "M×N×K", "backend", "error", "time", "waited")
 
 
-class _Case:
-    """One op and its operands on one rank."""
-
-    def __init__(self, ctx: Iris, op: str, shape: tuple[int, int, int], dtype: torch.dtype) -> None:
-        m, n, k = shape
-        self.ctx = ctx
-        self.operands = Operands(ctx, op, (m, n // ctx.world_size, k), dtype, gather_dim=0)
-        self.operands.fill()
-        self.operands.spoil()
-
-    def call(self, trace: Trace | bool = False) -> None:
-        self.operands.call(trace=trace)
-
-    def algorithm(self, *, traced: bool) -> str:
-        """The algorithm that "auto" takes; for a call with a trace never one that uses torch's matmul."""
-        return resolve(self.ctx, self.operands.problem, None, None, traced).algorithm
-
-    def accuracy(self) -> Accuracy:
-        return self.operands.accuracy_of(self.operands.output, self.operands.roundings)
-
-
 _ctx: Iris | None = None
-_case: _Case | None = None
+_operands: Operands | None = None
 
 
 def _start(heap_size: int) -> str:
@@ -80,52 +59,56 @@ def _start(heap_size: int) -> str:
 
 
 def _prepare(op: str, shape: tuple[int, int, int], dtype: str) -> None:
-    global _case
+    global _operands
     assert _ctx is not None
-    _case = _Case(_ctx, op, shape, DTYPES[dtype])
+    m, n, k = shape
+    _operands = Operands(_ctx, op, (m, n // _ctx.world_size, k), DTYPES[dtype], gather_dim=0)
+    _operands.fill()
+    _operands.spoil()
 
 
 def _check() -> Accuracy:
-    assert _ctx is not None and _case is not None
-    _case.call()
+    assert _ctx is not None and _operands is not None
+    _operands.call()
     _ctx.synchronize()
-    return _case.accuracy()
+    return _operands.accuracy_of(_operands.output, _operands.roundings)
 
 
 def _time() -> float:
-    assert _ctx is not None and _case is not None
+    assert _ctx is not None and _operands is not None
     times = []
     for _ in range(_CALLS):
         _ctx.barrier()
         started = time.perf_counter()
-        _case.call()
+        _operands.call()
         _ctx.synchronize()
         times.append(time.perf_counter() - started)
     return statistics.median(times)
 
 
 def _algorithms() -> tuple[str, str]:
-    """The algorithm of the timed calls, and that of the traced call."""
-    assert _case is not None
-    return _case.algorithm(traced=False), _case.algorithm(traced=True)
+    """The algorithms that "auto" takes for the timed calls, and for the traced call: never one with torch's matmul."""
+    assert _ctx is not None and _operands is not None
+    timed, traced = (resolve(_ctx, _operands.problem, None, None, trace).algorithm for trace in (False, True))
+    return timed, traced
 
 
 def _trace() -> tuple[float, float, list[Event]]:
     """Seconds of waiting in a traced call, seconds of that call, and all events of it."""
-    assert _ctx is not None and _case is not None
+    assert _ctx is not None and _operands is not None
     trace = Trace()
-    _case.call(trace)
+    _operands.call(trace=trace)
     _ctx.barrier()
     started = time.perf_counter()
-    _case.call(trace)
+    _operands.call(trace=trace)
     _ctx.synchronize()
     taken_s = time.perf_counter() - started
     return trace.waited_s(_ctx), taken_s, trace.gather(_ctx)
 
 
 def _stop() -> None:
-    global _case
-    _case = None
+    global _operands
+    _operands = None
     if _ctx is not None:
         _ctx.close()
 

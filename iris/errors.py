@@ -11,11 +11,11 @@
     ├── RankMismatch                    ranks made different collective calls
     ├── BackendError                    the machine lacks something Iris needs
     ├── ContextError                    use after close, in a forked child, or after a call that broke off
-    ├── CaptureError                    what cannot be captured in a graph: a call that needs new memory
+    ├── CaptureError                    what cannot be captured in a graph, such as a call that needs memory
     ├── AddressError                    a simulated kernel reached for memory that is not there
     ├── LaunchError                     ranks could not be started, or one failed
     ├── WaitTimeout (TimeoutError)      a bounded wait ran out; names the rank waited for
-    └── PeerDied                        a peer's process is gone, or left on an error; names the rank
+    └── PeerDied                        a peer is gone, left on an error, or closed its context; names it
 
 Some also derive from a built-in that a caller would guess, the one in brackets and those of the class above, so that
 ``except ValueError`` catches a bad shape, too.
@@ -81,7 +81,8 @@ class ContextError(IrisError):
 
 
 class CaptureError(IrisError):
-    """A call that needs new memory, made while a CUDA graph is captured: call it once before."""
+    """A call that a CUDA graph cannot capture: one that needs new memory (call it once before), or whose copies wait
+    for words where a graph cannot do that (leave the choice of the algorithm to "auto")."""
 
 
 class AddressError(IrisError):
@@ -108,8 +109,8 @@ class WaitTimeout(_AboutRanks, IrisError, TimeoutError):
 
 
 class PeerDied(_AboutRanks, IrisError):
-    """A peer's process ended without closing its context, or left it on an error, which the message then quotes, unless
-    the peer was in the middle of sending a message.
+    """A peer's process is gone, or the peer closed its context while this rank still waited for it, or left it on an
+    error. The message quotes that error, unless a message that the peer was sending to this rank was cut off.
     ``ranks`` are the ranks that have left."""
 
 

@@ -51,7 +51,8 @@ def launch(
     """Run ``fn(*args)`` on ``num_ranks`` ranks of this host and return their results in rank order.
 
     Where this process already is a rank (under torchrun, mpirun, srun, or an outer ``launch``), ``fn`` is called once,
-    in this process, and the list holds that one result. The launcher's world size then counts, not ``num_ranks``.
+    in this process, and the list holds that one result. The launcher's world size then counts, not ``num_ranks``. (A
+    step of Slurm with one task, as of ``srun --pty bash``, is no launch.)
 
     Args:
         fn: a function importable by name (defined at the top level of a module or script, but not of a

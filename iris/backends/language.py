@@ -11,8 +11,9 @@
 * **Axes.** A reduction or scan with a user's function takes negative axes, which count from the last one.
 * **Libraries.** Functions of ``libdevice`` are computed by PyTorch if it has them.
 * **Refusals.** An error says what cannot be simulated. ``break``, ``continue``, ``return`` in a loop, ``raise``,
-  ``try``, loops over anything but ranges, assertions and ranges of constants that are none, and reading variables
-  outside the kernel that are no ``tl.constexpr`` raise errors that say that they cannot be compiled.
+  ``try``, loops over what is no call, floats in ``range``, ``else`` behind ``for``, ``static_assert`` and
+  ``static_range`` of what is not known when the kernel is compiled, and reading variables outside the kernel that are
+  no ``tl.constexpr`` raise errors that say that they cannot be compiled.
 """
 
 from __future__ import annotations

@@ -193,7 +193,7 @@ def measured(ranks: Ranks, group: Group) -> Iterator[list[Record]]:
             yield from _measured_apart(ranks, group)
             return
         text = " ".join(str(error).split())
-        yield [records.failed(name, group.variants[0], text, dated(ranks.environment), world)]
+        yield [records.record(name, group.variants[0], [Outcome(error=text)], dated(ranks.environment), world)]
         return
     environment: Mapping[str, str | int | None] = dated(ranks.environment)
     by_variant = zip(group.variants, zip(*by_rank, strict=True), strict=True)

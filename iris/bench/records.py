@@ -68,13 +68,6 @@ def record(
     }
 
 
-def failed(
-    case: str, params: Params, error: str, environment: Mapping[str, str | int | None], world_size: int
-) -> Record:
-    """The record of a point that made its ranks fail."""
-    return record(case, params, [Outcome(error=error)], environment, world_size)
-
-
 def new_batch() -> str:
     """A name that no other batch has."""
     return secrets.token_hex(8)
@@ -96,12 +89,12 @@ def key_of(one: Record) -> str:
 
 def simulated(one: Mapping[str, Any]) -> bool:
     """Whether a record is of simulated ranks: its times are wall time; rates and speed-ups from them mean nothing."""
-    return (one.get("environment") or {}).get("backend") == SIMULATOR
+    return bool(one["environment"].get("backend") == SIMULATOR)
 
 
 def place_of(one: Record) -> tuple[Any, Any]:
     """Hardware and backend that a record comes from."""
-    environment = one.get("environment") or {}
+    environment = one["environment"]
     return environment.get("hardware"), environment.get("backend")
 
 

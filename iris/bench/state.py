@@ -154,7 +154,8 @@ class State:
         self.call_and_check("")
 
     def call_and_check(self, when: str) -> None:
-        """Make one call on a spoiled result, and :meth:`validate` it. Collective."""
+        """Make one call on a spoiled result, and ask ``validate_fn``; a wrong result on any rank is an error on all,
+        and removes the times. Collective."""
         assert self.call is not None
         if self.spoil is not None:
             self.spoil()
@@ -163,10 +164,6 @@ class State:
             self.preamble()
         self.call()
         self._ctx.barrier()
-        self.validate(when)
-
-    def validate(self, when: str) -> None:
-        """Ask ``validate_fn``; a wrong result on any rank is an error on all, and removes the times. Collective."""
         if self.check is None:
             return
         wrong = agreed(self._ctx, _asked(self.check, when))

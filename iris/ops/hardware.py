@@ -92,7 +92,8 @@ def _rates(**tera: float) -> Mapping[str, float]:
 _HOPPER = _rates(bf16=989.4, fp16=989.4, fp8=1978.9, int8=1978.9, tf32=494.7, fp32=66.9)
 _H100 = Hardware("H100 SXM", 132, _HOPPER, 3.35 * _TERA, 50 * _MIB, 450 * _GIGA)
 
-# NVIDIA H200 Tensor Core GPU data sheet (SXM); L2 as the H100's. Measured: docs/performance.md, 2026-11-21.
+# NVIDIA H200 Tensor Core GPU data sheet (SXM); L2 as the H100's. Measured: docs/performance.md, 2026-11-21; fp8:
+# docs/performance-matmul.md, 2026-11-30.
 _H200 = Hardware(
     "H200 SXM", 132, _HOPPER, 4.8 * _TERA, 50 * _MIB, 450 * _GIGA,
     sustained_flops=_rates(bf16=800, fp8=1500),
@@ -145,8 +146,7 @@ def floor_s(problem: Problem, known: Hardware | None, *, cold: bool = False) -> 
     arrive over the links, and that of the bytes that must pass the GPU's memory, if L2 holds as much as it can of the
     last call. ``cold``: it holds nothing of B.
     """
-    rate = known.matmul_flops(problem.dtype) if known is not None else None
-    if known is None or rate is None:
+    if known is None or (rate := known.matmul_flops(problem.dtype)) is None:
         return None
     arriving = (
         problem.received_bytes / known.received_bytes_per_s(problem.world_size) if problem.received_bytes else 0.0

@@ -23,7 +23,7 @@ from iris.ops.room import memory_of
 from iris.ops.workspace import FusedWorkspace
 from iris.trace import Trace
 
-_OP, _ALGORITHM = GATHER, "hbm_buffer"
+_ALGORITHM = "hbm_buffer"
 
 
 def all_gather_matmul_hbm_buffer(
@@ -132,7 +132,7 @@ def all_gather_matmul_hbm_buffer_preamble(
     chosen = _config(op, FusedConfig() if config is None else config, options)
     chosen.check(op, (_ALGORITHM,), ctx.num_sms, A_sharded.dtype)
     m, dim = (rows * world, 0) if k == columns else (rows, 1)
-    return memory_of(ctx, Problem(_OP, m, n, k, A_sharded.dtype, world, dim), chosen, None)
+    return memory_of(ctx, Problem(GATHER, m, n, k, A_sharded.dtype, world, dim), chosen, None)
 
 
 def _given(**options: int | str | None) -> dict[str, int | str]:

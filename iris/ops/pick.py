@@ -177,9 +177,8 @@ def _picked(
     """:func:`pick_config`, remembered. ``numbers``: the format in which the dtype is multiplied, which may change."""
     if algorithm is None and not can_run(problem, target):
         raise ArgumentError("pick_config", "target.excluded", "an algorithm left that can run", target.excluded)
-    best = cache(
-        lambda: model_pick(problem, target, algorithm)
-    )  # takes milliseconds, and is not needed for a row of exactly this shape
+    # It takes milliseconds, and is not needed for a row of exactly this shape.
+    best = cache(lambda: model_pick(problem, target, algorithm))
     for row in _near(problem, target, user_path):
         if algorithm not in (None, row.config.algorithm) or obstacle(problem, row.config, target) is not None:
             continue

@@ -1,6 +1,6 @@
 """How the tiles of a sum over ranks come together: what matmul + reduce-scatter and matmul + all-reduce share.
 
-Every tile has an owner, which adds up all ranks' parts of it. The other ranks hand their parts over in one of three
+Every tile has an owner, which adds up all ranks' parts of it. The other ranks hand their parts over in one of two
 ways:
 
 - ``deliver``: the program stores the finished tile into its rank's slot at the owner, and flags it. Or it leaves the
@@ -12,8 +12,8 @@ In each round the owner computes its own tiles last. It adds what the others hav
 finishes the tile.
 
 Signals: a rank writes to others only when all have entered the call (``GATE``), and so have finished the call before.
-Flags of arrived chunks (of one tile each, for ``deliver``) take the call's epoch. For ``deliver_add`` each tile has a
-count of the sources that have added to it; when the owner takes the sum, it resets both to zero.
+Flags of arrived chunks take the call's epoch; a chunk is one tile, or, of the copy engine, several. For ``deliver_add``
+each tile has a count of the sources that have added to it; when the owner takes the sum, it resets both to zero.
 """
 
 from __future__ import annotations

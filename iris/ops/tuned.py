@@ -76,13 +76,6 @@ DTYPE_NAMES = {_NAMES[dtype]: dtype for dtype in DTYPES}
 """Dtypes by their names in rows."""
 
 
-def hardware_name(device_name: str) -> str:
-    """The name in rows of the device that PyTorch calls ``device_name``: its name in :mod:`iris.ops.hardware`, if it
-    has one, else PyTorch's."""
-    known = hardware(device_name)
-    return known.name if known is not None else device_name
-
-
 @dataclass(frozen=True)
 class Row:
     """One measured problem and the fastest config; the module's docstring describes the fields."""
@@ -171,7 +164,8 @@ def changed_fields(config: FusedConfig) -> dict[str, Any]:
 
 def row_kind(problem: Problem, device_name: str) -> tuple[Any, ...]:
     """The :attr:`Row.kind` of a row for ``problem`` on a device."""
-    name = hardware_name(device_name)
+    known = hardware(device_name)
+    name = known.name if known is not None else device_name  # as in iris.ops.hardware, else PyTorch's
     return name, problem.world_size, problem.op, problem.gather_dim, _NAMES[problem.dtype]
 
 

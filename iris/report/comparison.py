@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from iris.console import counted, print_table
 from iris.errors import ArgumentError
-from iris.report.study import describe, in_words, time_of
+from iris.report.study import describe, in_words, period, time_of
 from iris.results import COMPARATORS, OPPONENTS, Result, newest, without_sizes
 
 REGRESSIONS = ("slower", "broken", "gone")
@@ -167,8 +167,7 @@ def _origin(results: Sequence[Result], names: Sequence[str]) -> str:
     for name in names:
         values = _values(results, name)
         told += [f"{'' if name == 'hardware' else f'{name} '}{' and '.join(values)}"] if values else []
-    dates = sorted({result.date[:10] for result in results})
-    return ", ".join([*told, dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"])
+    return ", ".join([*told, period(results)])
 
 
 def _row(change: Change, rivals: Rivals, with_hardware: bool) -> list[str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from iris import files
+from iris.console import counted
 from iris.errors import ArgumentError
 from iris.report import tables
 from iris.report.study import Section, Study, grouped
@@ -152,7 +153,7 @@ def _summary(study: Study, sheets: Sequence[_Sheet], folder: str) -> Iterator[st
         yield "".join(f"{_link(sheet, folder)}\n" for sheet in sheets if sheet.section == section)
         for table in tables.summary(study, section):
             if len(table.rows) > _LONG:
-                yield _folded(f"{table.title}. {table.note}", f"{grid(table)}")
+                yield _folded(f"{table.title}. {table.note}", grid(table))
             elif table.rows:
                 yield f"{_wrapped(f'**{table.title}.** {table.note}')}\n\n{grid(table)}"
             else:
@@ -168,7 +169,7 @@ def _summary(study: Study, sheets: Sequence[_Sheet], folder: str) -> Iterator[st
 
 def _link(sheet: _Sheet, folder: str) -> str:
     table = sheet.tables[0]
-    rows = f"{len(table.rows)} row{'s' if len(table.rows) > 1 else ''}"
+    rows = counted(len(table.rows), "row")
     return f"- [{_escaped(table.title)}]({folder}/{sheet.name}): {rows}"
 
 

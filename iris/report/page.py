@@ -9,7 +9,7 @@ from iris.console import counted
 from iris.report import tables
 from iris.report.charts import KINDS, Chart
 from iris.report.palette import Palette
-from iris.report.study import Section, Study, grouped
+from iris.report.study import Section, Study, grouped, period
 from iris.report.style import css
 from iris.report.tables import Column, Table
 from iris.results import COMPARATORS, MATMUL, Result
@@ -70,9 +70,8 @@ def render(study: Study, pictures: Mapping[str, Sequence[tuple[Chart, str]]], pa
 
 def _head(study: Study) -> Iterator[str]:
     hardware = ", ".join(_escaped(section.title) for section in study.sections)
-    dates = sorted({result.date[:10] for result in study.results})
     commits = sorted({result.environment["commit"] for result in study.results if "commit" in result.environment})
-    said = [hardware, dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"]
+    said = [hardware, period(study.results)]
     said += [f"commit {', '.join(f'<code>{_escaped(commit)}</code>' for commit in commits)}"] if commits else []
     yield f"<header><h1>Iris benchmark report</h1><p class=lead>{' · '.join(said)}</p>"
     yield f"<p>{_counted(study.results)}</p></header>"

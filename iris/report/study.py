@@ -216,7 +216,8 @@ def _problem(results: Sequence[Result]) -> Problem:
     first = results[0]
     params = first.of_problem
     shape = _shape(params)
-    setting = describe(_without(params, *(_EXTENTS if shape else ("shape",)), *_NAMES))
+    left_out = (*(_EXTENTS if shape else ("shape",)), *_NAMES)
+    setting = describe({name: value for name, value in params.items() if name not in left_out})
     given = params.get("shape")
     label = "×".join(map(str, shape)) if shape else str(given) if given is not None else setting or first.case
     return Problem(
@@ -241,8 +242,10 @@ def _shape(params: Mapping[str, Value]) -> Shape | None:
     return (m, n, k) if all(0 < extent <= MAX_NUMBER for extent in (m, n, k)) else None
 
 
-def _without(params: Mapping[str, Value], *names: str) -> dict[str, Value]:
-    return {name: value for name, value in params.items() if name not in names}
+def period(results: Iterable[Result]) -> str:
+    """The day on which ``results`` were measured, or the first and the last."""
+    dates = sorted({result.date[:10] for result in results})
+    return dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
 
 
 def _rows(problem: Problem) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from iris.console import counted
 from iris.report.palette import Palette
-from iris.report.study import Mean, Problem, Section, Study, describe, grouped, in_words, time_of, verdict
+from iris.report.study import Mean, Problem, Section, Study, describe, grouped, in_words, period, time_of, verdict
 from iris.results import COMPARATORS, OPPONENTS, Result, Value
 
 NOTHING = "–"
@@ -169,9 +169,7 @@ def environments(study: Study) -> Table:
     )
     rows = []
     for (hardware, world_size, *values), results in sorted(groups.items(), key=str):
-        dates = sorted({result.date[:10] for result in results})
-        period = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
-        cells = [hardware, str(world_size), *map(str, values), period, str(len(results))]
+        cells = [hardware, world_size, *values, period(results), len(results)]
         rows.append([Cell(str(cell)) for cell in cells])
     columns = [Column("hardware", False), Column("ranks"), *(Column(name.replace("_", " "), False) for name in names)]
     note = f"{study.replaced} older results of the same cases are left out." if study.replaced else ""

@@ -78,9 +78,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--resume",
         action="store_true",
-        help="leave out shapes that --out has a finished row for. One whose later search ended early is gone on with. "
-        "Candidates that failed are not tried again, and those that were timed are not checked again before they are "
-        "timed",
+        help="leave out shapes that --out has a finished row for. A shape whose later search ended early is continued. "
+        "Candidates that failed are not tried again; those that were timed are checked again only if they are among "
+        "the last",
     )
     add_heap_size(parser)
     return parser

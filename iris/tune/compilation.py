@@ -6,8 +6,8 @@ Kernels are the same on all ranks, so all ranks then find them in Triton's cache
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -24,18 +24,15 @@ class _IdleEngine:
     def beside(
         self, kernel: Callable[[], None], copies: Callable[[], None], last: Callable[[], None] | None = None
     ) -> None:
-        with self.running(last=last):
-            kernel()
-
-    @contextmanager
-    def running(self, last: Callable[[], None] | None = None) -> Iterator[None]:
-        yield
+        kernel()
         if last is not None:
             last()
 
-    @contextmanager
-    def unbroken(self, announced: bool) -> Iterator[None]:
-        yield
+    def running(self) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def unbroken(self, announced: bool) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def put(self, source: torch.Tensor, target: torch.Tensor, peer: int) -> None: ...
 

@@ -2,8 +2,9 @@
 
 Candidates are compiled and checked, the most promising of each algorithm first, for at most half of the time. The right
 ones are timed in turns, A B C B C A, a few calls each, and the slower half is left out, again and again. The config
-that is left is varied field by field, as long as that helps and there is time. At the end the best configs are timed
-in turns with the one that is picked without rows, and a local matmul with the library's.
+that is left is varied field by field, as long as that helps and there is time. At the end the best is checked once
+more, as is what only an earlier search has checked. The best configs are then timed in turns with the one that is
+picked without rows, and a local matmul with the library's.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from iris.bench.case import SHAPE_AXIS, register
 from iris.bench.cases.l2 import COLD, L2_STATES, WARM, evict
 from iris.bench.cases.operands import B_LAYOUTS, CUT, ROW_MAJOR, Operands
 from iris.bench.cases.ways import AUTO, UNTUNED, check_options, way, ways_of
-from iris.bench.options import DTYPES, several_gpus
+from iris.bench.options import several_gpus
 from iris.bench.state import FATAL, State, one_line
 from iris.context import Iris
 from iris.ops import FusedConfig, Problem
@@ -23,7 +23,6 @@ from iris.ops.choice import settled
 from iris.ops.hardware import HARDWARE, Hardware, floor_s, hardware
 from iris.ops.model import predict_ms
 from iris.ops.pick import expected_ms
-from iris.ops.problem import DTYPES as OP_DTYPES
 from iris.ops.target import target_of
 from iris.ops.tuned import DTYPE_NAMES, changed_fields
 from iris.results import COMPARATORS, MATMUL
@@ -75,8 +74,8 @@ def run(state: State, ctx: Iris, op: str, gather_dim: int = 0) -> None:
     reason = uneven(op, state["shape"], gather_dim, ctx.world_size)
     if reason is not None:
         state.skip(reason)
-    sizes, dtype = (state["m"], state["n"], state["k"]), DTYPES.get(state["dtype"])
-    if dtype not in OP_DTYPES:
+    sizes, dtype = (state["m"], state["n"], state["k"]), DTYPE_NAMES.get(state["dtype"])
+    if dtype is None:
         state.skip(f"no op takes dtype {state['dtype']}")
     b_layout = str(state.params.get("b_layout", ROW_MAJOR))
     operands = state.share("operands", lambda: Operands(ctx, op, sizes, dtype, gather_dim, b_layout))

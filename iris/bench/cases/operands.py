@@ -37,12 +37,6 @@ def problem_of(
     return Problem(op, *sizes, dtype, 1 if op == LOCAL else world, dim, transposed_b=b_layout == TRANSPOSED)
 
 
-def roundings_of(op: str, ranks: int) -> float:
-    """The roundings (:func:`iris.bench.accuracy.accuracy`) that ``op`` may have, by any algorithm: those of its matmul,
-    and those of ranks' parts of a sum. Some ways to gather columns have more: :meth:`Operands.roundings_by`."""
-    return ROUNDINGS_OF_A_MATMUL + (roundings_of_sum(ranks) if CUT[op] == "k" else 0)
-
-
 class Operands:
     """A, B and output of one op on one rank.
 
@@ -105,7 +99,9 @@ class Operands:
 
     @property
     def roundings(self) -> float:
-        return roundings_of(self.op, self.ctx.world_size)
+        """The roundings (:func:`iris.bench.accuracy.accuracy`) that the op may have, by any algorithm: those of its
+        matmul, and those of ranks' parts of a sum. Some ways to gather columns have more: :meth:`roundings_by`."""
+        return ROUNDINGS_OF_A_MATMUL + (roundings_of_sum(self.ctx.world_size) if CUT[self.op] == "k" else 0)
 
     def roundings_by(self, config: FusedConfig) -> float:
         """:attr:`roundings` by ``config``, which may add up products of ranks' columns."""

@@ -220,11 +220,11 @@ def _nccl_scatter(operands: Operands) -> Callable[[], None]:
 
 
 def _nccl_reduce_scatter(operands: Operands) -> Callable[[], None]:
-    partial = operands.output.new_empty(operands.m, operands.n)
+    product = operands.output.new_empty(operands.m, operands.n)
 
     def call() -> None:
-        operands.multiply(operands.a, partial)
-        reduce_scatter(operands.output, partial)
+        operands.multiply(operands.a, product)
+        reduce_scatter(operands.output, product)
 
     return call
 
@@ -258,10 +258,10 @@ def _symm_mem(state: State, operands: Operands) -> Way:
     if operands.op == REDUCE_SCATTER:
         fused_sum = _fused_reduce_scatter(operands, group)
 
-        def reduce_scatter() -> None:
+        def scatter() -> None:
             made[:] = [fused_sum()]
 
-        return Way(reduce_scatter, lambda: made[0], operands.roundings)
+        return Way(scatter, lambda: made[0], operands.roundings)
     total = _symmetric(operands.ctx, (operands.m, operands.n), operands.output.dtype)
     one_shot = total.nbytes <= _ONE_SHOT_NBYTES
 

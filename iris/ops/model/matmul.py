@@ -183,7 +183,7 @@ class Call:
         extra_s = _UNSPLIT_S
         if sharers > split * strips:
             extra_s = _SPLIT_S + _SPLIT_TILE_S * math.sqrt(config.tile_elements / strips / (128 * 256))
-        deal = Deal(workers, first + rest - split, share, each, extra_s)
+        deal = Deal(workers, tiles - split, share, each, extra_s)
         # Splitting shortens what programs compute, not the traffic with memory.
         return replace(deal, extra_s=extra_s + max(0.0, loading_s - deal.left(0) * each))
 
