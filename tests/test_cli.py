@@ -554,12 +554,13 @@ def algorithms_that_differ() -> tuple[str, str]:
 
 def not_written_on_rank_1() -> Accuracy:
     """The accuracy that the demo finds if an op has written nothing on rank 1."""
-    assert demo._ctx is not None and demo._case is not None
-    demo._case.call()
-    demo._ctx.barrier()
-    if demo._ctx.rank == 1:
-        demo._case.operands.output.fill_(float("nan"))
-    return demo._case.accuracy()
+    ctx, operands = demo._ctx, demo._operands
+    assert ctx is not None and operands is not None
+    operands.call()
+    ctx.barrier()
+    if ctx.rank == 1:
+        operands.output.fill_(float("nan"))
+    return operands.accuracy_of(operands.output, operands.roundings)
 
 
 @SIM
