@@ -22,7 +22,6 @@ import sys
 import threading
 import time
 import traceback
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from multiprocessing.context import ForkServerProcess
@@ -33,6 +32,7 @@ from iris.device.handle import MAX_RANKS
 from iris.errors import ArgumentError, IrisError, LaunchError, PeerDied, WaitTimeout, whole_number, words_of
 from iris.forkserver import GUARD, NO_GUARD, RANK_NAME, check_importable, launch_errors, no_false_main, start_server
 from iris.identity import identity
+from iris.processes import in_children
 from iris.timeouts import MAX_WAIT_S
 from iris.worker import FAREWELL, INTERPRET, described, serve
 
@@ -166,7 +166,7 @@ class RankPool:
         self._senders: list[threading.Thread] = []
         self._turn = threading.RLock()
         self._over = ""
-        _pools.add(self)
+        in_children(self, RankPool._disown)
         shared = _passed_on() | (env or {}) | {"IRIS_WORLD_SIZE": str(self.num_ranks), "IRIS_JOB": secrets.token_hex(8)}
         method = multiprocessing.get_start_method(allow_none=True)
         try:
@@ -368,17 +368,6 @@ class RankPool:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-_pools = weakref.WeakSet[RankPool]()
-
-
-def _disown_all() -> None:
-    for pool in list(_pools):
-        pool._disown()
-
-
-os.register_at_fork(after_in_child=_disown_all)
 
 
 def _send_to(pipe: multiprocessing.connection.Connection, call: bytes) -> None:

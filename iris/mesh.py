@@ -18,7 +18,6 @@ import socket
 import struct
 import sys
 import time
-import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -32,7 +31,7 @@ from iris.errors import (
     words_of,
 )
 from iris.mismatch import told
-from iris.processes import blame, is_ending
+from iris.processes import blame, in_children, is_ending
 from iris.rendezvous import Rendezvous
 from iris.timeouts import MAX_WAIT_S
 
@@ -73,7 +72,7 @@ class Mesh:
         self._unfinished: set[int] = set()
         self._rendezvous: Rendezvous | None = rendezvous
         self.told = False  # by a peer why it leaves
-        _open.add(self)
+        in_children(self, Mesh.abandon)
         try:
             rendezvous.meet(self._check_alive)
             self.exchange("rendezvous")
@@ -310,7 +309,8 @@ class Mesh:
         self._close_descriptors()
 
     def abandon(self) -> None:
-        """In a forked child: drop the inherited descriptors without a word to the peers."""
+        """In a forked child: drop the inherited descriptors without a word to the peers, so that the parent's death
+        stays visible to them."""
         if self._rendezvous is not None:
             self._rendezvous.abandon()
         self.leave()
@@ -320,18 +320,6 @@ class Mesh:
         for fd in itertools.chain.from_iterable(self._fds.values()):
             os.close(fd)
         self._fds.clear()
-
-
-_open = weakref.WeakSet[Mesh]()
-
-
-def _abandon_all() -> None:
-    """In a forked child: close inherited sockets, so that the parent's death stays visible to its peers."""
-    for mesh in list(_open):
-        mesh.abandon()
-
-
-os.register_at_fork(after_in_child=_abandon_all)
 
 
 def _frame(kind: bytes, tag: str, payload: bytes) -> bytes:

@@ -1,9 +1,15 @@
-"""Processes of other ranks: whether they have ended, and waiting for those at fault to end first."""
+"""Processes: whether those of other ranks have ended, waiting for those at fault to end first, and what a forked child
+drops."""
 
 from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+from weakref import WeakKeyDictionary
+
+T = TypeVar("T")
 
 _FLAGS_FIELD, _EXITING = 6, 0x4
 """The number of the flags field in ``/proc/<pid>/stat``, counted after the name, and Linux's PF_EXITING in it."""
@@ -12,6 +18,7 @@ _LEAVING_S, _NOTICED_S = 5.0, 0.3
 every 0.1 s."""
 
 _culprits: set[int] = set()
+_dropped_by: WeakKeyDictionary[Any, Callable[[Any], None]] = WeakKeyDictionary()
 
 
 def _stat(pid: int) -> list[str]:
@@ -62,3 +69,16 @@ def let_culprits_go_first() -> None:
         time.sleep(0.01)
     if _culprits:
         time.sleep(_NOTICED_S)
+
+
+def in_children(one: T, drop: Callable[[T], None]) -> None:
+    """Have every child that is forked while ``one`` exists call ``drop(one)``: what ``one`` holds is the parent's."""
+    _dropped_by[one] = drop
+
+
+def _drop_all() -> None:
+    for one, drop in list(_dropped_by.items()):
+        drop(one)
+
+
+os.register_at_fork(after_in_child=_drop_all)

@@ -32,7 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "worker": {"errors", "live"},
     "identity": {"errors"},
     "forkserver": {"errors", "worker"},
-    "launch": {"errors", "forkserver", "identity", "timeouts", "worker", "device.handle"},
+    "launch": {"errors", "forkserver", "identity", "processes", "timeouts", "worker", "device.handle"},
     "membership": {"errors", "identity"},
     "timeouts": {"errors"},
     "failure": {"errors", "heap", "membership", "mesh", "status", "timeouts", "watcher", "device.control"},

@@ -244,6 +244,7 @@ def _run_programs(launch: _Launch, body: Callable[[], None], grid: tuple[int, ..
     builder = upstream.interpreter_builder
     waiting = deque((_program(body), index) for index in itertools.product(*(range(size) for size in grid)))
     went_on, in_vain = math.inf, 0
+    limit_s = max(limits_s.values(), default=_USUAL_LIMIT_S)
     try:
         while waiting:
             launch.worked = launch.found_new = False
@@ -258,7 +259,7 @@ def _run_programs(launch: _Launch, body: Callable[[], None], grid: tuple[int, ..
                     waiting.append((program, index))
             if launch.worked or launch.found_new:
                 went_on, in_vain = time.monotonic(), 0
-            elif time.monotonic() - went_on > max(limits_s.values(), default=_USUAL_LIMIT_S):
+            elif time.monotonic() - went_on > limit_s:
                 in_vain += 1
                 if in_vain > _ROUNDS_IN_VAIN:
                     raise _waited_in_vain(launch, *waiting[0])

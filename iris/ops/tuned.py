@@ -289,15 +289,22 @@ def write(path: Path, rows: Sequence[Row]) -> list[Row]:
         ArgumentError: the existing file is broken, or the file cannot be written.
     """
     folder = Path(os.path.realpath(path)).parent
-    try:
+    with write_errors("tuned rows", path):
         folder.mkdir(parents=True, exist_ok=True)
         with _locked(folder):
             merged = _merged(read(path), rows)
             files.replace(path, _as_text(merged.values()))
+    return [merged[row.key] for row in rows]
+
+
+@contextmanager
+def write_errors(program: str, path: Path) -> Iterator[None]:
+    """Raise an error of the file system, met while a file of rows or one beside it is written, as an ArgumentError."""
+    try:
+        yield
     except OSError as error:
         fix = f"Have {ENVIRONMENT_VARIABLE} name another file."
-        raise ArgumentError("tuned rows", str(path), "a file that can be written", error.strerror, fix) from error
-    return [merged[row.key] for row in rows]
+        raise ArgumentError(program, str(path), "a file that can be written", error.strerror, fix) from error
 
 
 @contextmanager

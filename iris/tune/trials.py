@@ -28,7 +28,7 @@ from typing import Any
 from iris.bench.records import sole
 from iris.errors import ArgumentError
 from iris.ops import FusedConfig
-from iris.ops.tuned import ENVIRONMENT_VARIABLE, changed_fields, config_of, is_time
+from iris.ops.tuned import changed_fields, config_of, is_time, write_errors
 
 STARTED, RIGHT, DROPPED, MEASURED, LEFT = "started", "right", "dropped", "measured", "left"
 ENDED = "it ended its ranks"
@@ -74,12 +74,9 @@ class Trials:
         Raises:
             ArgumentError: another run tunes into the same file, or it cannot be written.
         """
-        try:
+        with write_errors("tune", self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             file = open(self.path, "ab")  # noqa: SIM115 (closed below)
-        except OSError as error:
-            fix = f"Have {ENVIRONMENT_VARIABLE} name another file."
-            raise ArgumentError("tune", str(self.path), "a file that can be written", error.strerror, fix) from error
         with file:
             if not sole(file.fileno()):
                 fix = "Wait for the other run, or give each its own --out."
