@@ -291,12 +291,10 @@ def columns_at_once(config: FusedConfig, way: Way) -> FusedConfig:
     return replace(config, owners_per_matmul=1 << 10) if way.adds_columns else config
 
 
-def column_sums(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor, world: int, rank: int) -> list[torch.Tensor]:
-    """The sums that are rounded when ``rank`` adds up the products of one rank's columns after the other, beginning
-    with its own; without the last, which is the result."""
+def column_products(a: torch.Tensor, b: torch.Tensor, world: int, rank: int) -> list[torch.Tensor]:
+    """The products of one rank's columns each, in the order in which ``rank`` adds them up, beginning with its own."""
     pairs = list(zip(a.double().chunk(world, 1), b.double().chunk(world), strict=True))
-    products = (left @ right for left, right in (*pairs[rank:], *pairs[:rank]))
-    return list(itertools.accumulate(products, initial=bias))[1:-1]
+    return [left @ right for left, right in (*pairs[rank:], *pairs[:rank])]
 
 
 def trial(
@@ -374,11 +372,16 @@ def trial(
     products = [left @ right for left, right in terms]
     squares = sum((left**2 @ right**2 for left, right in terms), shift**2)
     result = share(sum(products, shift))
-    rounded = []
+    rounded: list[torch.Tensor] = []
+    added_up: list[torch.Tensor] = []
     if reduces and way.algorithm != "atomic":
         rounded = ring_sums(products, shift) if way.ring else products
+        added_up = products if way.ring else []
     elif way.adds_columns and dtype in FLOATS:
-        rounded = column_sums(a, b, shift, world, rank)
+        own, *added_up = column_products(a, b, world, rank)
+        rounded = list(itertools.accumulate([own, *added_up], initial=shift))[1:-1]
+    if BACKEND != "sim" and dtype.itemsize == 2:
+        rounded = [*rounded, *added_up]  # cuBLAS mostly rounds a product before it adds it to what the output holds
     parts = [share(one) for one in rounded]
     frame, output = _empty(
         ctx, tuple(result.shape), out, _output_layout(way, layout), way.op in (SCATTER, ALL_REDUCE)

@@ -102,6 +102,27 @@ def test_the_library_gets_scales_in_float32_whatever_the_default(ranks: Ranks) -
         assert found and set(found) == {torch.float32}
 
 
+def with_a_bias_in_a_row(seed: int) -> list[tuple[float, set[int]]]:
+    """Errors in bfloat16 and in fp8, and with how many dimensions the library gets a bias of one row."""
+    found = []
+    for dtype, function, place in ((torch.bfloat16, "addmm", 0), (FP8, "_scaled_mm", 4)):
+        one = trial(context(), Way(GATHER, "baseline"), (16, 32, 48), dtype, 3 + seed % 2, "column")
+        assert one.bias is not None
+        one = replace(one, b=_by_columns(one.b), bias=one.bias[None])
+        with mock.patch.object(torch, function, wraps=getattr(torch, function)) as library:
+            one.run()
+        found.append((one.excess(), {call.args[place].dim() for call in library.call_args_list}))
+    return found
+
+
+@TWO
+def test_the_library_gets_a_bias_of_one_dimension(ranks: Ranks, seed: int) -> None:
+    """It adds no other while it stores the product; one of two dimensions once was copied into the output first."""
+    for found in ranks.run(with_a_bias_in_a_row, seed):
+        for error, dimensions in found:
+            assert error <= 1 and dimensions == {1}
+
+
 REFUSED = {
     "row-major B": ((16, 32, 48), 3, None, False),
     "K": ((16, 32, 40), 3, None, True),

@@ -210,7 +210,8 @@ class _Idleness:
 
     def __init__(self, device: torch.device) -> None:
         self._device, self._questions = device, SimpleQueue[threading.Event | None]()
-        threading.Thread(target=self._answer, name="iris-idleness", daemon=True).start()
+        self._thread = threading.Thread(target=self._answer, name="iris-idleness", daemon=True)
+        self._thread.start()
 
     def _answer(self) -> None:
         while (done := self._questions.get()) is not None:
@@ -225,7 +226,9 @@ class _Idleness:
         return done
 
     def stop(self) -> None:
+        """End the thread. The device is idle, so nothing holds it up."""
         self._questions.put(None)
+        self._thread.join()
 
 
 def gpu_of(rank: int, local_rank: int, count: int) -> int:

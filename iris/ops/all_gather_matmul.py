@@ -33,16 +33,17 @@ wins: where the copy engines are busy with other work; on 8 ranks, some gathers.
 **copy_engine**: every rank's copy engine puts the rank's part into the staging memory of all peers, previous rank
 first, in ``num_chunks`` chunks, and after each chunk the call's epoch into a flag. The matmul reads its own rows in
 place, then each chunk as it arrives. (By columns, its programs first copy its own part to the staging memory, which
-takes 10 to 30 µs.) No SM moves data over the links. When it wins: by columns, on 4 and 8 ranks, mostly, from 1024 rows
-on; by rows, parts of a few MiB and more, cut into chunks too small for the library's tiles to fill the device.
+takes 10 to 30 µs.) No SM moves data over the links. When it wins: by columns, on 4 and 8 ranks, from 1024 rows on, if
+the output is wide for its K; by rows, parts of a few MiB and more, cut into chunks too small for the library's tiles to
+fill the device.
 
 **decomposed**: the same copies, but the library's matmul (``torch.matmul``), once per chunk (by rows alternately on two
 lanes), each time after a kernel of one program that waits for the chunk (:mod:`iris.ops.decomposed`). Only the part
 that arrives last is cut into ``num_chunks``: while any other part is computed, the next one is on its way. With
 ``owners_per_matmul``, one matmul computes the parts of several ranks. By columns, each product is added to those
-before, and rounded, as in PyTorch's fused op; with all ranks' columns in one matmul, and for 8-bit dtypes, nothing is
-added up, and each chunk of rows waits for all its columns. When it wins: by rows, mostly, from 1024 rows on (4096 on 8
-ranks), where the library's matmul is faster than this one; by columns on 2 ranks, mostly.
+before, and the sum is rounded, as in PyTorch's fused op; with all ranks' columns in one matmul, and for 8-bit dtypes,
+nothing is added up, and each chunk of rows waits for all its columns. When it wins: by rows, mostly, from 1024 rows on
+(4096 on 8 ranks), where the library's matmul is faster than this one; by columns on 2 and 4 ranks, mostly.
 
 **low_latency**: a kernel that exchanges the parts through inboxes (:mod:`iris.ops.exchange`), then ``torch.matmul``.
 When it wins: few rows, as in decoding, where flags and launches take the time, and bytes do not.

@@ -6,8 +6,9 @@ Deep Learning Models, ASPLOS 2023.
 
 :func:`reduce_in_ring` sums products over ranks without a kernel that sums. The sum of a chunk of rows travels from rank
 to rank, and ends at the rank that owns the rows; each rank's matmul adds its product to it, in the library's epilogue.
-While one chunk's sum is on its way, the next one's is computed. A sum is rounded once per rank, as in NCCL's ring, and
-once more with a bias. The order of the sum is always the same.
+While one chunk's sum is on its way, the next one's is computed. Each rank rounds the sum, as in NCCL's ring, and cuBLAS
+mostly rounds a 16-bit product, too, before it adds it; a bias is rounded once more. The order of the sum is always the
+same.
 """
 
 from __future__ import annotations

@@ -128,6 +128,8 @@ def plain_matmul(
     """``output = a @ b * scales + bias`` by PyTorch's library. Iris's kernel computes it instead, with flags from the
     call's ``workspace``, if ``config.own_matmul`` is set; and for 8-bit dtypes if ``config.num_sms`` is set, or, with a
     tile picked for this product, if the library does not take the operands."""
+    if bias is not None and tuple(bias.shape) == (1, output.shape[1]):
+        bias = bias[0]  # the library adds only a bias of one dimension while it stores the product
     if config.own_matmul or a.dtype in QUANTISED:
         tile = _own_tile(config)
         if tile is None and library_takes(output, a, b, bias, scales):
@@ -149,7 +151,8 @@ def add_product(
     scales: Scales,
     config: FusedConfig,
 ) -> None:
-    """``total += a @ b * scales``, rounded once: by PyTorch, or for 8-bit dtypes, where PyTorch cannot add, by Iris."""
+    """``total += a @ b * scales``: by PyTorch, or for 8-bit dtypes, where PyTorch cannot add, by Iris. Iris rounds only
+    the sum; cuBLAS mostly rounds a 16-bit product, too, before it adds it."""
     if a.dtype in QUANTISED:
         _multiply(
             workspace.ctx, total, a, b, None, scales, _own_tile(config), workspace.for_matmul, False, sink=add_sink

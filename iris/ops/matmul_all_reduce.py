@@ -22,9 +22,9 @@ whose matmul is long compared with the transfer (8192×8192×29568 on 4 × H200,
 
 **ring**: the library's matmul, once per chunk of an owner's rows. Each adds to the sum that has come from the rank
 before, and the new sum goes to the next rank; the owner's sum goes to all. The copy engine carries the sums
-(:mod:`iris.ops.decomposed`); they travel in the output itself, and need no other memory. A sum is rounded at each rank.
-When it wins: where the links take far longer than the matmul. ``num_chunks=2`` lets one chunk travel while the other is
-computed; with 1 nothing overlaps.
+(:mod:`iris.ops.decomposed`); they travel in the output itself, and need no other memory. Each rank rounds the sum, and
+cuBLAS mostly a 16-bit product, too. When it wins: where the links take far longer than the matmul. ``num_chunks=2``
+lets one chunk travel while the other is computed; with 1 nothing overlaps.
 
 **decomposed**: the library's matmul, once per chunk of an owner's rows, or, with ``owners_per_matmul``, once for the
 rows of so many owners, which are adjacent in a chunk. The copy engine carries each product to its owner. There, a

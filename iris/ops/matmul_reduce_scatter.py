@@ -27,9 +27,10 @@ faster than this one, and the rows of one owner, or of several, are enough to fi
 links take longer than the matmul and a chunk's rows are still enough.
 
 **ring**: the library's matmul, once per chunk of an owner's rows. Each adds to the sum that has come from the rank
-before, and the copy engine carries the new sum to the next rank (:mod:`iris.ops.decomposed`). A sum is rounded at each
-rank. When it wins: where the links take far longer than the matmul, or chunks of ``decomposed`` would be too small.
-``num_chunks=2`` lets one chunk travel while the other is computed; with 1 nothing overlaps.
+before, and the copy engine carries the new sum to the next rank (:mod:`iris.ops.decomposed`). Each rank rounds the
+sum, and cuBLAS mostly a 16-bit product, too. When it wins: where the links take far longer than the matmul, or chunks
+of ``decomposed`` would be too small. ``num_chunks=2`` lets one chunk travel while the other is computed; with 1 nothing
+overlaps.
 
 **low_latency**: ``torch.matmul``, then a kernel that exchanges the parts through inboxes and sums
 (:mod:`iris.ops.exchange`). When it wins: few rows, as in decoding.

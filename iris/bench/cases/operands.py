@@ -25,7 +25,7 @@ ROW_MAJOR, TRANSPOSED = B_LAYOUTS = "row_major", "transposed"
 CUT = {GATHER: "n", SCATTER: "n", REDUCE_SCATTER: "k", ALL_REDUCE: "k", LOCAL: ""}
 """The size of B that each op divides among ranks."""
 ROUNDINGS_OF_A_MATMUL = 2
-"""cuBLAS may split a sum over K and round the parts."""
+"""cuBLAS may split a sum over K and round the parts, or round a product before it adds it to a sum."""
 _A, _B, _SCALES = 0, 1, 4
 
 

@@ -17,8 +17,9 @@ _APART = 2.0
 """How often B is read in a wave of other ranks' rows, whose tiles do not begin at the same time."""
 _LANES_APART = 0.3
 """The share of the cost of whole waves of chunks that remains with two lanes."""
-_ADDED = 0.75
-"""The share of the time for reading and writing a sum, to which columns are added, that the matmul does not hide."""
+_OF_COLUMNS = 0.94
+"""The library's matmul of some ranks' columns: its time over their share of that of the whole matmul, if that computes
+longer than it reads (2 and 4 × H200, 2026-11-30)."""
 _READING_S = 4e-6
 """The time of a chunk of few rows beside that for reading all of B."""
 _PULL_STEP_S = 4e-6
@@ -205,11 +206,13 @@ def _by_rank_s(call: Call) -> float:
 
 def _part_s(call: Call, ranks: int, share: float, *, begun: bool) -> float:
     """The library's matmul of the parts of ``ranks`` ranks, the last of which is cut, and this is a ``share`` of it.
-    ``begun``: behind others. By columns it then reads and writes the sum of those before."""
+    ``begun``: behind others. By columns it then reads and writes the sum of those before, which nothing hides."""
     if not _by_columns(call):
         return _chunk_s(call, (ranks - 1 + share) / call.world) + (STEP_S if begun else 0.0)
-    adding = AWAITED_STEP_S + share * _ADDED * 2 * call.output_nbytes / call.machine.memory_rate
-    return share * ranks / call.world * (library_s(call) - LAUNCH_S) + (adding if begun else LAUNCH_S)
+    adding = AWAITED_STEP_S + share * 2 * call.output_nbytes / call.machine.memory_rate
+    whole = library_s(call) - LAUNCH_S
+    computing = max(_OF_COLUMNS * whole, min(whole, call.machine.memory_s(call.config, call.problem)))
+    return share * ranks / call.world * computing + (adding if begun else LAUNCH_S)
 
 
 def _by_chunks_s(call: Call) -> float:
