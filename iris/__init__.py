@@ -7,6 +7,10 @@ Import Iris before decorating kernels: where there is no GPU, Iris makes Triton 
 :mod:`iris.backends`), and the same program then runs on any number of simulated ranks.
 """
 
+import sys as _sys
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+
 from iris.startup import guard as _guard
 
 _guard()
@@ -68,6 +72,19 @@ from iris.timing import do_bench  # noqa: E402
 from iris.trace import Trace  # noqa: E402
 
 __version__ = "0.1.0"
+
+if not _TYPE_CHECKING:  # type checkers then still know which names there are
+
+    def __getattr__(name: str) -> object:
+        """The benchmark's framework, once it is asked for: ``iris.bench`` needs no import of its own."""
+        if name == "bench":
+            return _import_module("iris.bench")
+        raise AttributeError(
+            f"module 'iris' has no attribute {name!r}. If it is one of AMD's Iris, docs/porting.md says what to take.",
+            name=name,
+            obj=_sys.modules[__name__],
+        )
+
 
 __all__ = [
     "AddressError",

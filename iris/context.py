@@ -70,7 +70,7 @@ def iris(
     """Join the job and return this rank's context. Collective.
 
     Args:
-        heap_size: bytes of symmetric memory per rank; equal on all ranks.
+        heap_size: bytes of symmetric memory per rank, beside 4 KiB that Iris keeps; equal on all ranks.
         group: a torch ProcessGroup whose ranks form the job (all on this host). None takes the default
             group if ``torch.distributed`` is initialised, else what the launcher's environment says, else
             a job of one rank.
@@ -160,7 +160,7 @@ class Iris(Live, SymmetricHeap, RankLogger, Aliases):
         self._compares_calls = backends.compares_calls()
         compared = ", IRIS_CHECK_CALLS=1" if self._compares_calls else ""
         self._mesh.exchange(f"iris(heap_size={heap_size}, backend={choice.name}{compared})")
-        self._table = HeapTable(heap_size)
+        self._table = HeapTable(heap_size + control.CONTROL_BYTES.value)
         self._backend = backends.open_backend(choice, self._mesh, who.local_rank, self._table.size)
         self._mesh.timeout_s = limits.steady_s
         try:
@@ -184,7 +184,8 @@ class Iris(Live, SymmetricHeap, RankLogger, Aliases):
                 "nobody has run Iris on AMD hardware yet. What a peer has stored may not be seen: run "
                 "`pytest -m gpu tests/test_litmus.py` first, and read docs/memory-model.md."
             )
-        self.device, self.num_sms, self.heap_size = self._backend.device, self._backend.num_sms, self._table.size
+        self.device, self.num_sms = self._backend.device, self._backend.num_sms
+        self.heap_size = self._table.size - control.CONTROL_BYTES.value
         self._leases = Leases(self._table, self.world_size)
         self._workspaces: dict[Hashable, Any] = {}
         self._kept: dict[Hashable, Any] = {}

@@ -195,6 +195,19 @@ def test_a_word_is_no_list_of_values() -> None:
         bench.axis("dtype", "fp16")
 
 
+def test_the_number_of_ranks_is_no_axis() -> None:
+    """Its values used to be recorded beside times of another number of ranks."""
+    with pytest.raises(
+        ArgumentError, match=r"axis: M,num_ranks: expected another name, got num_ranks\. .*--num_ranks N"
+    ):
+        bench.axis("M,num_ranks", [(1, 2)])
+
+
+def test_an_axis_that_a_case_lacks_has_a_default() -> None:
+    state = bench.State(cast(Any, None), {"M": 8}, {})
+    assert (state.get("M", 1), state.get("N", 2), state.get("K")) == (8, 2, None)
+
+
 def test_an_axis_may_have_the_small_name_of_another_cases(capsys: pytest.CaptureFixture[str]) -> None:
     """Without such an axis ``--axis_m`` means ``--axis_M``."""
     with mock.patch.dict("iris.bench.case._cases"):
@@ -350,6 +363,11 @@ def test_any_kind_of_number_can_be_recorded() -> None:
     state.set_deterministic(cast(bool, torch.tensor(True)))
     assert json.dumps([state.outcome.flops, state.outcome.nbytes]) == f"[{2**60 + 1}, 2000000000]"
     assert state.outcome.deterministic is True
+
+
+def test_a_case_may_skip_without_a_reason() -> None:
+    with pytest.raises(Exception, match="says so"):
+        bench.State(cast(Any, None), {}, {}).skip()
 
 
 def test_what_is_skipped_is_not_timed() -> None:

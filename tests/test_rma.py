@@ -341,7 +341,11 @@ def run_hinted_rows(hint: Any, seed: int) -> None:
     ctx.barrier()
     hinted_rows_kernel[(1,)](source, target, places, peer, ctx.handle, rows, columns, hint)
     np.testing.assert_array_equal(values_of(target), matrices[peer][order])
-    for wrong, words in (((1, 1, 4), "one number, or one for each of 2 axes, got 3"), (3, "powers of two, got 3")):
+    for wrong, words in (
+        ((1, 1, 4), "one number, or one for each of 2 axes, got 3"),
+        (3, "powers of two, got 3"),
+        (".cg", "numbers, got '.cg'. Name what comes after mask: cache_modifier='.cg'"),
+    ):
         with fresh() as other, pytest.raises(Exception) as caught:  # in the simulator this ends a context
             hinted_rows_kernel[(1,)](source, target, places, peer, other.handle, rows, columns, wrong)
         error: BaseException | None = caught.value

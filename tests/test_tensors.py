@@ -751,3 +751,22 @@ def test_what_is_free_need_not_lie_together(ranks: Ranks) -> None:
 @TWO
 def test_a_tensor_kept_past_close_is_still_readable_in_the_simulator(ranks: Ranks) -> None:
     assert ranks.run(tensors_outlive_the_context) == [[2.5] * 4] * 2
+
+
+def fill_a_heap() -> tuple[int, int]:
+    with fresh(1 << 17) as ctx:
+        halves = [ctx.empty(1 << 16, dtype=torch.uint8) for _ in range(2)]
+        assert len(halves) == 2
+        return ctx.heap_size, ctx.heap_free_bytes
+
+
+@TWO
+def test_all_of_the_heap_is_for_tensors(ranks: Ranks) -> None:
+    """As in AMD's Iris; what Iris needs itself comes on top."""
+    assert ranks.run(fill_a_heap) == [(1 << 17, 0)] * 2
+
+
+def test_a_name_that_iris_lacks_leads_to_the_page_on_porting() -> None:
+    assert getattr(iris, "bench").register  # noqa: B009 (type checkers want an import)
+    with pytest.raises(AttributeError, match=r"'iris' has no attribute 'TritonContext'.*docs/porting\.md"):
+        getattr(iris, "TritonContext")  # noqa: B009

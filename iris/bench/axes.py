@@ -94,6 +94,10 @@ def axis(
     names = tuple(part.strip() for part in name.split(","))
     if isinstance(values, str):
         raise ArgumentError("bench.axis", name, "several values, such as a tuple", repr(values), "One is (value,).")
+    if "num_ranks" in names:
+        raise ArgumentError(
+            "bench.axis", name, "another name", "num_ranks", "Choose it by --num_ranks N, a run for each."
+        )
     rows: tuple[tuple[Any, ...], ...] = tuple(value if isinstance(value, tuple) else (value,) for value in values)
     if not rows or any(len(row) != len(names) for row in rows):
         raise ArgumentError("bench.axis", name, f"values, each with {len(names)} parts", list(rows))

@@ -77,7 +77,11 @@ class State:
             raise ArgumentError("state", repr(name), known, "a name that is no axis")
         return self.params[name]
 
-    def skip(self, reason: str) -> NoReturn:
+    def get(self, name: str, default: Any = None) -> Any:
+        """The value of the axis ``name``; ``default`` if the case has no such axis."""
+        return self.params.get(name, default)
+
+    def skip(self, reason: str = "the case says so") -> NoReturn:
         """Leave this point out; its record says why. All ranks must skip it, or none."""
         self.call = None  # a call that exec has got is not timed, either
         raise Skipped(reason)

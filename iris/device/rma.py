@@ -15,7 +15,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from iris.device.arch import beyond, meet_to_publish
+from iris.device.arch import beyond, meet_to_publish, on_amd
 
 HEAP_ALIGNMENT: tl.constexpr = tl.constexpr(1024)
 
@@ -53,11 +53,12 @@ def _is_bases(pointer: Any) -> bool:
 
 
 @triton.constexpr_function
-def _of_load(modifier: str | None) -> str:
-    """``modifier``, checked for a load: the simulator would take any, and a compiler would not say what is wrong."""
+def _of_load(modifier: str | None, dropped: bool = False) -> str:
+    """``modifier``, checked for a load: the simulator would take any, and a compiler would not say what is wrong. Then
+    it may be ``dropped``."""
     if modifier not in (None, "", ".ca", ".cg", ".cv"):
         raise ValueError(f"cache modifier of a load: expected one of '', .ca, .cg, .cv, got {modifier}")
-    return modifier or ""
+    return "" if dropped else modifier or ""
 
 
 @triton.constexpr_function
@@ -105,6 +106,8 @@ def _run(hint: Any, axis: int, pointers: Any) -> int:
     """How many elements of one axis ``hint`` says are contiguous and aligned together; a single number is for the last
     axis."""
     axes = len(pointers.shape)
+    if isinstance(hint, str):
+        raise ValueError(f"hint: expected numbers, got {hint!r}. Name what comes after mask: cache_modifier={hint!r}")
     runs: list[int] = [1] * (axes - 1) + [hint] if isinstance(hint, int) else [int(run) for run in hint]
     if len(runs) != axes:
         raise ValueError(f"hint: expected one number, or one for each of {axes} axes, got {len(runs)}")
@@ -160,13 +163,14 @@ def load(
         ptr: where, as a pointer into this rank's heap.
         to_rank: this rank, which receives the value.
         from_rank: the rank whose memory is read.
-        mask, other, cache_modifier, volatile: as for ``tl.load``.
+        mask, other, cache_modifier, volatile: as for ``tl.load``; NVIDIA has no cache modifiers for volatile loads.
         hint: how many elements are contiguous and aligned together, if Triton cannot prove it by itself: a power of
             two for the last axis, or one for each axis. (For local pointers: ``tl.multiple_of``,
             ``tl.max_contiguous``.)
     """
     remote = _remote(ptr, to_rank, from_rank, heap_bases, hint)
-    return tl.load(remote, mask=mask, other=other, cache_modifier=_of_load(cache_modifier), volatile=volatile)
+    MODIFIER: tl.constexpr = _of_load(cache_modifier, volatile and not on_amd())
+    return tl.load(remote, mask=mask, other=other, cache_modifier=MODIFIER, volatile=volatile)
 
 
 @triton.jit

@@ -36,6 +36,21 @@ def test_a_kernel_is_compiled_for_a_gpu_that_is_not_there(target: str, store: st
     assert target in text and "greet" in text and store in text
 
 
+@triton.jit
+def fetch(handle, source, target, BLOCK: tl.constexpr, MODIFIER: tl.constexpr):
+    offsets = tl.arange(0, BLOCK)
+    value = iris.load(source + offsets, 0, 1, handle.bases, None, None, MODIFIER, True)
+    tl.store(target + offsets, value)
+
+
+@pytest.mark.parametrize("modifier", [None, "", ".ca", ".cg", ".cv"])
+@pytest.mark.parametrize(("target", "load"), [("sm_90", "ld.volatile.global"), ("gfx942", "sc0 sc1")])
+def test_a_volatile_load_takes_any_cache_modifier(target: str, load: str, modifier: str | None) -> None:
+    """PTX has none for volatile loads, which ptxas used to say, and no one else."""
+    text = iris.assembly(fetch, iris.Handle, torch.int32, torch.int32, target=target, BLOCK=64, MODIFIER=modifier)
+    assert load in text
+
+
 class Pair(NamedTuple):
     handle: object
     boxes: tuple[object, ...]
