@@ -1,4 +1,4 @@
-"""Streams and memory for capturing calls in graphs, which nothing else uses.
+"""Streams that nothing else uses, for captured calls and for second lanes, and memory for captures.
 
 The library (cuBLAS) writes to scratch memory. PyTorch allocates it for a stream when that stream first needs some, and
 may free all of it later, as ``torch.compile`` does. A graph goes on writing to the scratch memory with which it was

@@ -415,3 +415,83 @@ def test_what_needs_no_simulation_needs_no_greenlet() -> None:
         "except iris.BackendError as error: print(error)"
     )
     assert "needs greenlet" in run_script(script)[0]
+
+
+@triton.jit
+def toward_zero_kernel(source, target, N: tl.constexpr):
+    at = tl.arange(0, N)
+    tl.store(target + at, tl.load(source + at).to(target.dtype.element_ty, fp_downcast_rounding="rtz"))
+
+
+@pytest.mark.parametrize(
+    ("dtype", "largest", "least"),
+    [
+        (torch.float16, 65504.0, 2.0**-24),
+        (torch.bfloat16, float(torch.finfo(torch.bfloat16).max), 2.0**-133),
+        (torch.float8_e5m2, 57344.0, 2.0**-16),
+    ],
+    ids=str,
+)
+def test_numbers_rounded_toward_zero_do_not_grow(dtype: torch.dtype, largest: float, least: float, seed: int) -> None:
+    """No number grows, none is two steps away, and finite numbers stay finite."""
+    drawn = torch.randn(1016, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).exp().float()
+    odd = torch.tensor([0.0, 3.4e38, 1e-40, 65536.0, 1e6, 1.0, least, float("inf")])
+    for sign in (1, -1):
+        source, target = torch.cat([odd, drawn]) * sign, torch.empty(1024, dtype=dtype)
+        toward_zero_kernel[(1,)](source, target, 1024)
+        got, bits = target.double().abs(), torch.int8 if dtype.itemsize == 1 else torch.int16
+        following = (target.view(bits) + 1).view(dtype).double().abs()
+        size = source.double().abs()
+        finite = size.isfinite()
+        assert (got <= size).all() and (got[finite] <= largest).all() and got[~finite].isinf().all()
+        assert ((following > size) | (got == largest) | ~finite).all()
+        assert (target.float().signbit() == source.signbit()).all()
+
+
+@triton.jit
+def nothing_known_kernel(source, best, place, N: tl.constexpr):
+    x = tl.load(source + tl.arange(0, N))
+    tl.store(best, tl.max(x, 0))
+    tl.store(best + 1, tl.min(x, 0))
+    tl.store(place, tl.argmax(x, 0))
+    tl.store(place + 1, tl.argmin(x, 0))
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_extremes_of_nothing_but_nans(dtype: torch.dtype) -> None:
+    """Triton's interpreter fails here, or warns."""
+    best, place = torch.zeros(2, dtype=dtype), torch.full((2,), 9, dtype=torch.int32)
+    nothing_known_kernel[(1,)](torch.full((4,), float("nan"), dtype=dtype), best, place, 4)
+    assert best.isnan().all() and place.tolist() == [0, 0]
+    nothing_known_kernel[(1,)](torch.tensor([float("nan"), 2, 1, 2], dtype=dtype), best, place, 4)
+    assert best.tolist() == [2, 1] and place.tolist() == [1, 2]
+
+
+@triton.jit
+def poll_kernel(flag, seen):
+    if tl.program_id(0) == 0:
+        tl.store(seen, tl.atomic_poll(flag, 7, sem="acquire", scope="sys"))
+        tl.store(seen + 1, tl.atomic_poll(flag, 8, timeout_ns=1000000))
+    else:
+        tl.atomic_xchg(flag, 7)
+
+
+@pytest.mark.skipif(not hasattr(tl, "atomic_poll"), reason="this Triton has no atomic_poll")
+def test_tritons_own_poll_waits_with_and_without_a_limit() -> None:
+    flag, seen = torch.zeros(1, dtype=torch.int32), torch.full((2,), 9, dtype=torch.int32)
+    poll_kernel[(2,)](flag, seen)
+    assert seen.tolist() == [1, 0]
+
+
+@triton.jit
+def product_kernel(a, b, c, PRECISION: tl.constexpr):
+    at = tl.arange(0, 16)[:, None] * 16 + tl.arange(0, 16)[None, :]
+    tl.store(c + at, tl.dot(tl.load(a + at), tl.load(b + at), input_precision=PRECISION))
+
+
+@pytest.mark.parametrize("precision", ["tf32", "tf32x3", "ieee", "bf16x3", "bf16x6"])
+def test_precisions_of_products(precision: str, seed: int) -> None:
+    a, b, c = eighths(seed, 16, 16).float(), eighths(seed + 1, 16, 16).float(), torch.empty(16, 16)
+    product_kernel[(1,)](a, b, c, precision)
+    equal(c, a @ b)

@@ -176,6 +176,13 @@ def mistakes() -> list[Failure]:
         wrong: dict[str, Any] = {"gather_dim": 0}
         loose = torch.compile(lambda: ctx.ops.matmul(torch.empty_like(x), x, x, **wrong), backend="eager")
         found.append(failure_of(loose))
+        flat = torch.compile(lambda: ctx.ops.matmul(x[0], x, x.t()), backend="eager")
+        found.append(failure_of(flat))
+        option = torch.compile(lambda: ctx.ops.matmul(x @ x.t(), x, x.t(), config="local=1"), backend="eager")
+        found.append(failure_of(option))
+        odd = replace(TILE, algorithm="local", chunk_growth=float("nan"))
+        growth = torch.compile(lambda: ctx.ops.matmul(x @ x.t(), x, x.t(), config=odd), backend="eager")
+        found.append(failure_of(growth))
         node = torch.ops.iris.matmul.default
         operands = x.shape, x.dtype, x, x.t().contiguous(), None, None, None, None, "auto"
     return [*found, failure_of(layer, x, x.t()), failure_of(node, "none", *operands)]
@@ -183,11 +190,14 @@ def mistakes() -> list[Failure]:
 
 @TWO
 def test_mistakes_in_graphs_are_typed(ranks: Ranks) -> None:
-    for shape, gradient, named, unknown, closed, gone in ranks.run(mistakes):
+    for shape, gradient, named, unknown, flat, option, growth, closed, gone in ranks.run(mistakes):
         assert shape.kind == "ShapeError" and "matmul: B" in shape.message, shape
         for failure, argument in ((gradient, "matmul: B"), (named, "all_gather_matmul: A_sharded")):
             assert "RuntimeError" in failure.bases and f"{argument}: expected a tensor that" in failure.message, failure
         assert unknown.kind == "TypeError" and "gather_dim" in unknown.message, unknown
+        assert "ShapeError" in flat.bases and "matmul: output" in flat.message, flat
+        for failure, argument in ((option, "local=1"), (growth, "chunk_growth")):
+            assert "ArgumentError" in failure.bases and argument in failure.message, failure
         assert closed.kind == "ContextError" and "closed" in closed.message, closed
         assert gone.kind == "ContextError" and "compile again" in gone.message, gone
 

@@ -170,16 +170,71 @@ def uncompiled_kernel(found, count, KIND: tl.constexpr):
             tl.store(found + i, i)
     elif KIND == "static_assert: expected what is known":
         tl.static_assert(count > 2)
+    elif KIND == "else behind while":
+        while count > 7:
+            count -= 1
+        else:
+            tl.store(found, 2)
+    elif KIND == "del cannot be compiled":
+        del count
+    elif KIND == "import cannot be compiled":
+        import math  # noqa: F401
+    elif KIND == "match cannot be compiled":
+        match count:
+            case 7:
+                tl.store(found, 1)
+    elif KIND == "cannot access local variable 'i'":
+        i = 0
+        for i in range(count):
+            tl.store(found + i, i)
+        tl.store(found, i)
+    elif KIND == "a negative step must be a constant":
+        for i in range(8, 0, count - 9):
+            tl.store(found + i, i)
+    elif KIND == "a bound of uint8":
+        for i in range(tl.load(found).to(tl.uint8)):
+            tl.store(found + i, i)
+    elif KIND == "the index of a tuple's element":
+        for i in range(2):
+            tl.store((found, found + 1)[i], 1)
 
 
 UNCOMPILED = (
     "raise", "try", "else behind for", "for over", "range: expected whole numbers",
-    "static_assert: expected what is known",
+    "static_assert: expected what is known", "else behind while", "del cannot be compiled", "import cannot be compiled",
+    "match cannot be compiled", "cannot access local variable 'i'", "a negative step must be a constant",
+    "a bound of uint8", "the index of a tuple's element",
 )  # fmt: skip
 
 
 def uncompiled() -> list[Failure]:
     return [refused(uncompiled_kernel, 7, KIND=kind) for kind in UNCOMPILED]
+
+
+@triton.jit
+def changed_in_place_kernel(found, count, bound, NUMBER: tl.constexpr):
+    count -= 8
+    tl.store(found, count // 2)
+    tl.store(found + 1, count % 4)
+    NUMBER -= 8
+    tl.store(found + 2, NUMBER // 2)
+    tl.store(found + 3, count.to(tl.float32) / 2 > -3.6)
+    for i in range(tl.load(bound).to(tl.uint32)):
+        tl.store(found + 4 + i, (i - 5) // 2 > 5)
+
+
+def changed_in_place() -> list[float]:
+    ctx = context()
+    found, bound = ctx.zeros(6), ctx.full((1,), 2, dtype=torch.int32)
+    changed_in_place_kernel[(1,)](found, 1, bound, 1)
+    ctx.synchronize()
+    return found.tolist()
+
+
+@ONE
+def test_numbers_that_are_changed_in_place_are_those_of_the_compiler(ranks: Ranks) -> None:
+    """Constants become tensors of int32, and variables of unsigned loops are unsigned."""
+    assert ranks.run(changed_in_place) == [[-3.0, -3.0, -3.0, 1.0, 1.0, 1.0]]
 
 
 @ONE

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -551,3 +553,25 @@ def precisions_of_an_own_op() -> list[str]:
 @pytest.mark.parametrize("ranks", worlds(1, 2), indirect=True)
 def test_the_output_alone_says_how_sums_are_kept(ranks: Ranks) -> None:
     assert ranks.run(precisions_of_an_own_op) == [["tf32", "ieee"]] * ranks.world_size
+
+
+def after_a_mistake(tmp: str) -> list[str]:
+    """What two calls each say: with one program left where some must move data, and with a broken file of rows."""
+    said = []
+    with mock.patch.dict(os.environ, IRIS_TUNED=tmp):
+        for config in (FusedConfig("hbm_buffer", num_sms=1), FusedConfig("decomposed"), FusedConfig("low_latency")):
+            with fresh() as ctx:
+                one = trial(ctx, Way(GATHER, config.algorithm), (16, 32, 48), torch.int8, 0, scaled=True)
+                one = replace(one, scale_a=torch.ones(one.a.shape[0], device=ctx.device))
+                said.append(failure_of(lambda: one.run(config)).message)  # noqa: B023
+                said.append(failure_of(lambda: one.run(replace(config, num_sms=4))).message)  # noqa: B023
+    return said
+
+
+@TWO
+def test_mistakes_are_told_before_scales_are_gathered(ranks: Ranks, tmp_path: Path) -> None:
+    """They used to end the context."""
+    (tmp_path / "rows.json").write_text("{")
+    for programs, *others in ranks.run(after_a_mistake, str(tmp_path / "rows.json")):
+        assert "config.num_sms: expected at least 2 for hbm_buffer, got 1" in programs
+        assert others[0] == "" and all("rows.json" in one and "broke off" not in one for one in others[1:])

@@ -237,3 +237,21 @@ def tile_by_tile(tiles: int, seed: int) -> float:
 @pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
 def test_tiles_that_a_source_waits_for_are_announced_at_once(ranks: Ranks, seed: int) -> None:
     assert max(ranks.run(tile_by_tile, DEFER_FROM_TILES + 1, seed)) < 1e-4
+
+
+def biased_by_a_fraction() -> list[float]:
+    """A product of int8, without scales, plus a bias of floats, as an op of one's own may have it."""
+    with fresh() as ctx:
+        a, b = (torch.zeros(shape, dtype=torch.int8, device=ctx.device) for shape in ((16, 32), (32, 16)))
+        output, bias = torch.empty(16, 16, device=ctx.device), torch.full((16,), 0.75, device=ctx.device)
+        run(
+            ctx, Problem("mine", 16, 16, 32, torch.int8, ctx.world_size), Plan(0, alone=True), output, a, b, bias, 2,
+            FusedConfig(block_size_m=16, block_size_n=16, block_size_k=32), new_workspace(ctx, "mine", "local"), None,
+        )  # fmt: skip
+        ctx.synchronize()
+        return [float(one) for one in output.unique()]
+
+
+@pytest.mark.parametrize("ranks", worlds(1, 2)[:1], indirect=True)
+def test_a_bias_of_floats_is_added_to_whole_numbers_as_it_is(ranks: Ranks) -> None:
+    assert ranks.run(biased_by_a_fraction) == [[0.75]] * ranks.world_size

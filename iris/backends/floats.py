@@ -136,6 +136,7 @@ def install() -> None:
     _install_memory()
     for name in ("binary_op", "unary_op", "ternary_op"):
         _widen_operands(name)
+    upstream.ReduceOps.min_max = _min_max
     for owner, names in ((upstream.ReduceOps, ("sum", "min_max")), (upstream.ScanOps, ("cumsum", "cumprod"))):
         for name in names:
             _widen_reduced(owner, name)
@@ -157,7 +158,7 @@ def _install_casts() -> None:
 
     def create_fp_to_fp(self: Any, src: Any, dst_type: Any, rounding_mode: Any) -> Any:
         if rounding_mode == upstream._ir.ROUNDING_MODE.RTZ:
-            return convert(self, _widened(src), dst_type, rounding_mode)
+            return _toward_zero(_widened(src), dst_type.scalar)
         if _is_narrow(src.dtype.scalar) or _is_narrow(dst_type.scalar):
             return cast_impl(self, src, dst_type)
         return convert(self, src, dst_type, rounding_mode)
@@ -174,6 +175,18 @@ def _install_casts() -> None:
     for name in _NARROW - {"bf16"}:
         setattr(_Builder, f"get_{name}", partialmethod(_refuse_number, name))
     _Builder.create_print = create_print
+
+
+def _toward_zero(handle: Any, target: Any) -> Any:
+    """``handle`` as float16, bfloat16 or float8e5, rounded toward zero, where Triton's own conversion is wrong for
+    small and large numbers."""
+    wide = handle.data
+    near = narrow(wide) if target == tl.bfloat16 else wide.astype(np.float16).view(np.uint16)
+    back = widen(near) if target == tl.bfloat16 else near.view(np.float16).astype(wide.dtype)
+    bits = np.where(np.abs(back) > np.abs(wide), near - np.uint16(1), near).astype(np.uint16)
+    if target == tl.float8e5:
+        return _Handle((bits >> np.uint16(8)).astype(np.uint8), target)
+    return _Handle(bits if target == tl.bfloat16 else bits.view(np.float16), target)
 
 
 def _install_products() -> None:
@@ -238,6 +251,18 @@ def _widen_operands(name: str) -> None:
         return _Handle(result.data, tl.int1) if result.data.dtype == np.bool_ else _narrowed(result)
 
     setattr(_Builder, name, operate)
+
+
+def _min_max(self: Any, input: Any, val_reduce_op: Any, idx_reduce_op: Any = None) -> Any:
+    """Replaces Triton's version, which warns of a row of NaNs, or fails at it."""
+    data, options, found = input.handle.data, {"axis": self.axis, "keepdims": self.keep_dims}, []
+    least = "min" in (val_reduce_op or idx_reduce_op).__name__
+    if val_reduce_op:
+        found.append(self.to_tensor((np.fmin if least else np.fmax).reduce(data, **options), input.dtype))
+    if idx_reduce_op:
+        known = np.where(np.isnan(data), np.inf if least else -np.inf, data) if data.dtype.kind == "f" else data
+        found.append(self.to_tensor((np.argmin if least else np.argmax)(known, **options), tl.int32))
+    return tuple(found) if len(found) > 1 else found[0]
 
 
 def _widen_reduced(owner: Any, name: str) -> None:

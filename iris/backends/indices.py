@@ -57,7 +57,22 @@ def indices(function: Callable[..., Any], *arguments: Any, **options: Any) -> It
     for one in arguments:
         if isinstance(one, tl.tensor) and one.dtype.is_floating():
             raise TypeError(f"range: expected whole numbers, got {one}, a float: // divides whole numbers")
+    if numbers.step < 0 and isinstance(arguments[2], (tl.tensor, Index)):
+        raise ValueError("range: a negative step must be a constant: with another one a compiled loop never runs")
+    dtype = _unsigned(arguments)
+    if dtype is not None:
+        kind = upstream._get_np_dtype(dtype)
+        return (tl.tensor(upstream.TensorHandle(np.array([one], kind), dtype), dtype) for one in numbers)
     return map(Wide if any(map(_is_wide, arguments)) else Index, numbers)
+
+
+def _unsigned(bounds: Iterable[Any]) -> Any:
+    """The dtype of a loop's variable if one of its bounds is unsigned, else None."""
+    found = [one.dtype for one in bounds if isinstance(one, tl.tensor)]
+    for one in found:
+        if one.is_int1() or (one.is_int_unsigned() and one.primitive_bitwidth < 32):
+            raise TypeError(f"range: a bound of {one}, whose sign compiled loops extend: cast it, .to(tl.int32)")
+    return max((one for one in found if one.is_int_unsigned()), key=lambda one: one.primitive_bitwidth, default=None)
 
 
 def _is_wide(number: Any) -> bool:

@@ -91,7 +91,10 @@ def install() -> None:
     upstream.GridExecutor.__call__ = _run_grid
     upstream.InterpretedFunction.__call__ = _call_device_function
     options = upstream.interpreter_builder.options
-    upstream.interpreter_builder.options = replace(options, sanitize_overflow=options.debug)
+    precisions = dict.fromkeys((*options.allowed_dot_input_precisions, "bf16x3", "bf16x6"))
+    upstream.interpreter_builder.options = replace(
+        options, sanitize_overflow=options.debug, allowed_dot_input_precisions=tuple(precisions)
+    )
     upstream._interpreter = Memory(upstream._interpreter, lambda: upstream.interpreter_builder.grid_idx, _off_heap)
     Autotuner.do_bench = staticmethod(_untimed)
     _install_switches()
@@ -414,11 +417,11 @@ def _mark_as_work(name: str) -> None:
 
 def _atomic_poll(self: Any, ptr: Any, expected: Any, timeout_ns: Any, sem: Any, scope: Any) -> Any:
     """Replaces Triton's version, which spins and never lets the awaited program run."""
-    start = time.monotonic_ns()
+    start, limit = time.monotonic_ns(), getattr(timeout_ns, "data", None)  # without a limit: an empty value
     while True:
         value = self.create_load(ptr, None, True)
         matched = value.data == expected.data
-        expired = timeout_ns is not None and time.monotonic_ns() - start >= timeout_ns.data.item()
+        expired = limit is not None and time.monotonic_ns() - start >= limit.item()
         if matched.all() or expired:
             return _Handle(matched, tl.int1)
 

@@ -75,6 +75,7 @@ def install() -> None:
     upstream._iris_condition, upstream._iris_call = _condition, _call
     upstream._iris_indices, upstream._iris_unrolled, upstream._iris_assigned = indices, _unrolled, _assigned
     upstream._iris_refused, upstream._iris_variable = _refused_statement, _refused_variable
+    upstream._iris_place = _place
     _install_constants()
     _install_axes()
     semantic = type(upstream.interpreter_semantic)
@@ -129,6 +130,20 @@ class _Rewriter(upstream.ASTTransformer):  # type: ignore[misc]
         if called in ("range", "static_range"):
             made = "_iris_indices" if called == "range" else "_iris_unrolled"
             node.iter = _calling(loop, made, loop.func, *loop.args, keywords=loop.keywords)
+        if called == "range" and isinstance(node.target, ast.Name):
+            return [node, *_forgotten(node.target.id, node)]
+        return node
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> Any:  # noqa: N802
+        if not isinstance(node.target, ast.Name):
+            return self.generic_visit(node)
+        value = ast.BinOp(ast.Name(node.target.id, ast.Load()), node.op, node.value)
+        return self.visit(ast.fix_missing_locations(ast.copy_location(ast.Assign([node.target], value), node)))
+
+    def visit_Subscript(self, node: ast.Subscript) -> Any:  # noqa: N802
+        self.generic_visit(node)
+        if isinstance(node.ctx, ast.Load) and not isinstance(node.slice, ast.Slice | ast.Tuple | ast.Constant):
+            node.slice = _calling(node.slice, "_iris_place", node.slice)
         return node
 
     def visit_Assign(self, node: ast.Assign) -> Any:  # noqa: N802
@@ -144,6 +159,8 @@ class _Rewriter(upstream.ASTTransformer):  # type: ignore[misc]
         return node
 
     def visit_While(self, node: ast.While) -> Any:  # noqa: N802
+        if node.orelse:
+            return self._refused(node, "else behind while", "put it behind the loop")
         self._visit_loop(node)
         node.test = _calling(node.test, "_iris_condition", node.test)
         return node
@@ -169,6 +186,17 @@ class _Rewriter(upstream.ASTTransformer):  # type: ignore[misc]
     def visit_Continue(self, node: ast.Continue) -> Any:  # noqa: N802
         return self._refused(node, "continue", _ELSE_END)
 
+    def visit_Delete(self, node: ast.Delete) -> Any:  # noqa: N802
+        return self._refused(node, "del", "leave it out")
+
+    def visit_Import(self, node: ast.Import | ast.ImportFrom) -> Any:  # noqa: N802
+        return self._refused(node, "import", "put it in front of the kernel")
+
+    visit_ImportFrom = visit_Import  # noqa: N815
+
+    def visit_Match(self, node: ast.Match) -> Any:  # noqa: N802
+        return self._refused(node, "match", "take if")
+
     def _refused(self, node: ast.stmt, what: str, fix: str) -> ast.stmt:
         return ast.copy_location(ast.Expr(_calling(node, "_iris_refused", ast.Constant(what), ast.Constant(fix))), node)
 
@@ -191,6 +219,12 @@ def _calling(node: ast.AST, name: str, *arguments: ast.expr, keywords: Sequence[
     return ast.copy_location(ast.Call(ast.Name(name, ast.Load()), [*arguments], [*keywords]), node)
 
 
+def _forgotten(name: str, node: ast.For) -> list[ast.stmt]:
+    """Statements behind a loop that leave its variable ``name`` unset: compiled, it holds anything there."""
+    made = [ast.Assign([ast.Name(name, ast.Store())], ast.Constant(None)), ast.Delete([ast.Name(name, ast.Del())])]
+    return [ast.fix_missing_locations(ast.copy_location(one, node)) for one in made]
+
+
 def _unrolled(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
     """The iterable of a loop over ``function(…)``, which is ``static_range``, or a function of the kernel's own."""
     if function not in (tl.static_range, _STATIC_RANGE):
@@ -198,6 +232,16 @@ def _unrolled(function: Callable[..., Any], *arguments: Any, **options: Any) -> 
     if any(isinstance(one, _NUMBERS) for one in (*arguments, *options.values())):
         raise ValueError("static_range: expected numbers that are known when the kernel is compiled; else take range")
     return tl.static_range(*arguments, **options)  # of the interpreter, also if imported by name
+
+
+def _place(value: Any) -> Any:
+    """``value``, the index of an element of a tuple or shape."""
+    if isinstance(value, _NUMBERS):
+        raise ValueError(
+            "the index of a tuple's element must be known when the kernel is compiled: loop by tl.static_range, or "
+            "compare with it in an if for each element."
+        )
+    return value
 
 
 def _last_name(function: ast.expr) -> str:

@@ -96,7 +96,8 @@ def _status(doing: str, name: str | None, number: int, of: int, what: str = "") 
 def _context(settings: Settings) -> Iris:
     global _ctx
     timeout_s = min(MAX_WAIT_S, settings.timeout_s / 2)
-    _ctx = roomy(_ctx, lambda: iris(settings.heap_size or default_heap_size(), timeout_s=timeout_s))
+    before, _ctx = _ctx, None  # it may be closed before no other can be opened
+    _ctx = roomy(before, lambda: iris(settings.heap_size or default_heap_size(), timeout_s=timeout_s))
     return _ctx
 
 

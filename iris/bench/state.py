@@ -83,7 +83,7 @@ class State:
 
     def skip(self, reason: str = "the case says so") -> NoReturn:
         """Leave this point out; its record says why. All ranks must skip it, or none."""
-        self.call = None  # a call that exec has got is not timed, either
+        self.call = self.outcome.validated = None  # a call that exec has got is not timed, either
         raise Skipped(reason)
 
     def set_flops(self, flops: int) -> None:

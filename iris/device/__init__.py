@@ -1,1 +1,1 @@
-"""Building blocks for kernels. Everything here is ``@triton.jit`` and imports nothing but Triton."""
+"""Building blocks for kernels, with the constants and types that hosts share. Nothing here imports PyTorch."""

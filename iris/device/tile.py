@@ -155,7 +155,10 @@ def scaled(acc, scales, tile):
 
 @triton.jit
 def finished(acc, bias_ptr, tile, dtype: tl.constexpr, BIAS: tl.constexpr):
-    """The tile in the output's dtype, bias added."""
+    """The tile in the output's dtype, bias added; to whole numbers, too, a bias of floats as floats."""
+    if BIAS != BIAS_NONE:
+        if bias_ptr.dtype.element_ty.is_floating():
+            acc = acc.to(tl.float32)
     if BIAS == BIAS_ROW:
         acc += tl.load(bias_ptr + tile.rows, mask=tile.row_mask, other=0).to(acc.dtype)[:, None]
     if BIAS == BIAS_COLUMN:

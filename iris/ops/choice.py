@@ -79,7 +79,11 @@ def resolve(
         raise ArgumentError(problem.op, "trace", expected, "one", f"These have traces: {', '.join(others)}.")
     if traits[chosen.algorithm].atomic:
         _check_atomic(ctx, problem)
+    if traits[chosen.algorithm].library and problem.dtype in QUANTISED:
+        tuned.user_rows(tuned.user_path())  # read now: a matmul within the call picks a tile when peers count on it
     if problem.world_size > 1:
+        if traits[chosen.algorithm].comm_programs:
+            fitting.comm_programs(problem.op, ctx.num_sms)  # raises if none is left to compute
         if traits[chosen.algorithm].async_launch and (blocking := _blocking(ctx)):
             expected = f"an algorithm whose kernel waits for no copy, as {blocking} is set"
             raise ArgumentError(problem.op, "config.algorithm", expected, chosen.algorithm, "Unset it, or take None.")

@@ -34,6 +34,8 @@ _SCHEMA = (
     "int? gather_dim, str config) -> Tensor"
 )
 _FIELDS = tuple(FusedConfig.__dataclass_fields__)
+_NO_LITERALS = {text: float(text) for text in ("nan", "inf", "-inf")}
+"""Floats that are no literals as Python writes them."""
 
 
 class _Buffer:
@@ -96,7 +98,8 @@ def in_graph(op: Op, untraced: Op) -> Op:
         ctx, output, a, b, bias = values
         config, plain = given.get("config"), given.get("workspace") is None and given.get("trace", False) is False
         mistaken = len(args) > len(operands) or not all(argument in names for argument in given)
-        if mistaken or not plain or not isinstance(ctx, Iris) or not isinstance(config, str | FusedConfig | None):
+        mistaken |= not isinstance(ctx, Iris) or not isinstance(config, str | FusedConfig | None)
+        if mistaken or not plain or not isinstance(output, torch.Tensor) or output.dim() != 2:
             return untraced(*args, **kwargs)
         others = bias, given.get("scale_a"), given.get("scale_b"), given.get("gather_dim"), _text_of(config)
         made = node(ctx._key, output.shape, output.dtype, a, b, *others)
@@ -116,7 +119,7 @@ def _text_of(config: FusedConfig | str | None) -> str:
 
 @cache
 def _config_of(text: str) -> FusedConfig | str:
-    if "=" not in text:
+    if not text.startswith(f"{_FIELDS[0]}="):
         return text
     pairs = [field.split("=") for field in text.split(",")]
-    return FusedConfig(**{name: ast.literal_eval(value) for name, value in pairs})
+    return FusedConfig(**{name: _NO_LITERALS.get(value) or ast.literal_eval(value) for name, value in pairs})
