@@ -34,7 +34,7 @@ _SCHEMA = (
     "int? gather_dim, str config) -> Tensor"
 )
 _FIELDS = tuple(FusedConfig.__dataclass_fields__)
-_NO_LITERALS = {text: float(text) for text in ("nan", "inf", "-inf")}
+_NO_LITERALS: dict[str, Any] = {text: float(text) for text in ("nan", "inf", "-inf")}
 """Floats that are no literals as Python writes them."""
 
 
