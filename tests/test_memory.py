@@ -107,8 +107,9 @@ def store_beyond(nbytes: int) -> list[Failure]:
 
     def store(ctx: iris.Iris, to: int) -> None:
         out = ctx.zeros(4, dtype=torch.int32)
-        left = HEAP - (out.data_ptr() - ctx._backend.bases[ctx.rank])
-        offset = (left + nbytes if nbytes >= 0 else left - HEAP + nbytes) // 4
+        size = ctx._table.size
+        left = size - (out.data_ptr() - ctx._backend.bases[ctx.rank])
+        offset = (left + nbytes if nbytes >= 0 else left - size + nbytes) // 4
         store_kernel[(1,)](out, offset, ctx.handle, TO=to)
 
     return failures_by_rank(store, context().rank)

@@ -1191,7 +1191,7 @@ def test_the_first_shape_of_a_kind_gets_more_time() -> None:
 
 @simulated_only
 def test_a_shape_that_does_not_fit_is_told_and_the_next_is_tuned(tmp_path: Path) -> None:
-    shapes = [{"m": m, "n": 16, "k": 8, "gather_dim": 0} for m in (1 << 16, 8)]
+    shapes = [{"m": m, "n": 16, "k": 8, "gather_dim": 0} for m in (1 << 17, 8)]
     (tmp_path / "shapes.json").write_text(json.dumps(shapes))
     out = tmp_path / "rows.json"
     given = ["--dataset", str(tmp_path / "shapes.json"), "--num_ranks=2", "--budget_s=9", "--heap_size", str(1 << 19)]
