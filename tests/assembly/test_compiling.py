@@ -44,7 +44,7 @@ def fetch(handle, source, target, BLOCK: tl.constexpr, MODIFIER: tl.constexpr):
 
 
 @pytest.mark.parametrize("modifier", [None, "", ".ca", ".cg", ".cv"])
-@pytest.mark.parametrize(("target", "load"), [("sm_90", "ld.volatile.global"), ("gfx942", "sc0 sc1")])
+@pytest.mark.parametrize(("target", "load"), [("sm_90", "ld.volatile.global"), ("gfx942", "_load_dword")])
 def test_a_volatile_load_takes_any_cache_modifier(target: str, load: str, modifier: str | None) -> None:
     """PTX has none for volatile loads, which ptxas used to say, and no one else."""
     text = iris.assembly(fetch, iris.Handle, torch.int32, torch.int32, target=target, BLOCK=64, MODIFIER=modifier)
