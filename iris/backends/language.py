@@ -11,9 +11,10 @@
 * **Axes.** A reduction or scan with a user's function takes negative axes, which count from the last one.
 * **Libraries.** Functions of ``libdevice`` are computed by PyTorch if it has them.
 * **Refusals.** An error says what cannot be simulated. ``break``, ``continue``, ``return`` in a loop, ``raise``,
-  ``try``, loops over what is no call, floats in ``range``, ``else`` behind ``for``, ``static_assert`` and
-  ``static_range`` of what is not known when the kernel is compiled, and reading variables outside the kernel that are
-  no ``tl.constexpr`` raise errors that say that they cannot be compiled.
+  ``try``, ``del``, ``import``, ``match``, loops over what is no call, ``else`` behind a loop, bounds and steps of
+  ``range`` that compile to something else, ``static_assert``, ``static_range`` and elements of tuples by what is not
+  known when the kernel is compiled, and reading variables outside the kernel that are no ``tl.constexpr`` raise errors
+  that say that they cannot be compiled. The variable of a loop over a range is unset behind the loop.
 """
 
 from __future__ import annotations
@@ -60,6 +61,17 @@ _STATIC_RANGE = tl.static_range
 """Of the compiler, as Triton redirects the attribute of its module only."""
 _ELSE_END = "let the condition of a while loop, or a mask, say what is still to be done"
 """What to do where a loop cannot be left."""
+_UNCOMPILED = {
+    ast.Break: ("break", _ELSE_END),
+    ast.Continue: ("continue", _ELSE_END),
+    ast.Raise: ("raise", "take assert, or tl.device_assert"),
+    ast.Try: ("try", "let conditions say what to do"),
+    ast.Delete: ("del", "leave it out"),
+    ast.Import: ("import", "put it in front of the kernel"),
+    ast.ImportFrom: ("import", "put it in front of the kernel"),
+    ast.Match: ("match", "take if"),
+}
+"""Statements that the compiler does not take at all, by their names, and what to do instead."""
 _NUMBERS = (tl.tensor, Index)
 """Types of what is known only when the kernel runs."""
 _FLOATS = (tl.float32, tl.float64)
@@ -93,6 +105,11 @@ class _Rewriter(upstream.ASTTransformer):  # type: ignore[misc]
     _constants: frozenset[str] = frozenset()
     _loops = 0
     """The number of loops around the visited statement, without unrolled ones."""
+
+    def visit(self, node: ast.AST) -> Any:
+        if isinstance(node, ast.stmt) and (told := _UNCOMPILED.get(type(node))) is not None:
+            return self._refused(node, *told)
+        return super().visit(node)
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> Any:  # noqa: N802
         annotated = [one for one in ast.walk(node) if isinstance(one, ast.arg | ast.AnnAssign)]
@@ -173,29 +190,6 @@ class _Rewriter(upstream.ASTTransformer):  # type: ignore[misc]
     def visit_Return(self, node: ast.Return) -> Any:  # noqa: N802
         self.generic_visit(node)
         return self._refused(node, "return in a loop", _ELSE_END) if self._loops else node
-
-    def visit_Break(self, node: ast.Break) -> Any:  # noqa: N802
-        return self._refused(node, "break", _ELSE_END)
-
-    def visit_Raise(self, node: ast.Raise) -> Any:  # noqa: N802
-        return self._refused(node, "raise", "take assert, or tl.device_assert")
-
-    def visit_Try(self, node: ast.Try) -> Any:  # noqa: N802
-        return self._refused(node, "try", "let conditions say what to do")
-
-    def visit_Continue(self, node: ast.Continue) -> Any:  # noqa: N802
-        return self._refused(node, "continue", _ELSE_END)
-
-    def visit_Delete(self, node: ast.Delete) -> Any:  # noqa: N802
-        return self._refused(node, "del", "leave it out")
-
-    def visit_Import(self, node: ast.Import | ast.ImportFrom) -> Any:  # noqa: N802
-        return self._refused(node, "import", "put it in front of the kernel")
-
-    visit_ImportFrom = visit_Import  # noqa: N815
-
-    def visit_Match(self, node: ast.Match) -> Any:  # noqa: N802
-        return self._refused(node, "match", "take if")
 
     def _refused(self, node: ast.stmt, what: str, fix: str) -> ast.stmt:
         return ast.copy_location(ast.Expr(_calling(node, "_iris_refused", ast.Constant(what), ast.Constant(fix))), node)
