@@ -52,8 +52,20 @@ SEED = int(os.environ.get("IRIS_TEST_SEED") or secrets.randbelow(1 << 31))
 os.environ["IRIS_TEST_SEED"] = str(SEED)
 
 
+_SHARED = {"drawn", "measured", "study"}
+"""Fixtures of modules that take seconds."""
+
+
 def pytest_report_header() -> str:
     return f"iris: backend {BACKEND}, IRIS_TEST_SEED={SEED}"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Make tests of a module that share what takes seconds to make a group, for one process."""
+    for item in items:
+        if _SHARED & set(getattr(item, "fixturenames", ())) and item.get_closest_marker("xdist_group") is None:
+            item.add_marker(pytest.mark.xdist_group(item.path.stem))
 
 
 @pytest.fixture

@@ -115,10 +115,12 @@ def ways(*ops: str) -> list[Way]:
 
 
 def some(values: Sequence[T], one_of: int = 2) -> list[T]:
-    """All ``values`` on GPUs; with simulated ranks, which take about a second for each value, one in ``one_of``. The
-    seed decides which, so that several runs cover all. For cases that other tests cover, too."""
+    """All ``values`` on GPUs, or if IRIS_TEST_ALL is 1; with simulated ranks, which take about a second for each value,
+    one in ``one_of``. The seed decides which, so that several runs cover all. If the values are all combinations of
+    some lists, ``one_of`` is best no divisor of a list's length."""
     turn = int(os.environ.get("IRIS_TEST_SEED", "0")) % one_of
-    return list(values) if BACKEND != "sim" else list(values)[turn::one_of]
+    every = BACKEND != "sim" or os.environ.get("IRIS_TEST_ALL") == "1"
+    return list(values) if every else list(values)[turn::one_of]
 
 
 IN_WORDS = [way for way in ways() if way.algorithm in (*EXCHANGING, "one_shot", "two_shot")]

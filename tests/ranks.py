@@ -20,7 +20,7 @@ import os
 import random
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -62,6 +62,16 @@ def worlds(at_least: int = 1, at_most: int = 16) -> list[Any]:
         return [size for size in _SIM_WORLD_SIZES if at_least <= size <= at_most]
     limit = at_most if backends.oversubscribed() else min(at_most, torch.cuda.device_count())
     return [pytest.param(size, marks=pytest.mark.gpu) for size in _GPU_WORLD_SIZES if at_least <= size <= limit]
+
+
+def in_worlds(cases: Sequence[tuple[Any, ...]]) -> list[Any]:
+    """Each of ``cases`` in every world size, which comes first, as parameters of tests that take ``ranks``."""
+    sizes = [(one.values[0], one.marks) if BACKEND != "sim" else (one, ()) for one in worlds()]
+    return [
+        pytest.param(size, *case, marks=marks, id="-".join(map(str, (size, *case))).replace("torch.", ""))
+        for case in cases
+        for size, marks in sizes
+    ]
 
 
 def marks_for(size: int) -> list[pytest.MarkDecorator]:

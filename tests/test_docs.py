@@ -258,10 +258,12 @@ def run_under_torchrun(script: Path, num_ranks: int) -> list[tuple[int, str]]:
     )
 
 
-@pytest.mark.parametrize(("page", "num_ranks"), [("serving", 2), ("serving", 4), ("training", 2)])
+@pytest.mark.parametrize(("page", "num_ranks"), [("serving", 4), ("training", 2)])
 def test_the_blocks_of_a_page_are_a_program_that_runs(page: str, num_ranks: int, tmp_path: Path) -> None:
+    """What is compiled takes 5 s of each rank, so four leave it out; two run it under mpirun, below."""
     script = tmp_path / f"{page}.py"
-    script.write_text("\n\n".join(python_blocks(ROOT / "docs" / f"{page}.md")))
+    blocks = python_blocks(ROOT / "docs" / f"{page}.md")
+    script.write_text("\n\n".join(one for one in blocks if num_ranks == 2 or "torch.compile(" not in one))
     for rank, (code, output) in enumerate(run_under_torchrun(script, num_ranks)):
         assert code == 0, f"rank {rank} ended with {code}:\n{output}"
 

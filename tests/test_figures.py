@@ -27,9 +27,6 @@ COUNTS = (2, 4, 8)
 H100, H200 = "NVIDIA H100 80GB HBM3", "NVIDIA H200"
 
 
-pytestmark = pytest.mark.xdist_group("figures")  # all results are read once
-
-
 @pytest.fixture(scope="module")
 def study() -> Study:
     return Study(read(ROOT / "results"))

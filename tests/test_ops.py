@@ -26,7 +26,7 @@ from ops_inputs import (
     trial,
     ways,
 )
-from ranks import BACKEND, Failure, Ranks, context, failure_of, fresh, poison, worlds
+from ranks import BACKEND, Failure, Ranks, context, failure_of, fresh, in_worlds, poison, worlds
 
 import iris
 from iris.ops.algorithms import LIBRARY
@@ -58,12 +58,12 @@ def results(way: Way, dtype: torch.dtype, seed: int) -> list[tuple[Shape, str, f
 
 
 @pytest.mark.parametrize(
-    ("way", "dtype"),
+    ("ranks", "way", "dtype"),
     [
-        pytest.param(way, dtype, id=f"{way}-{dtype}".replace("torch.", ""))
-        for dtype in DTYPES
-        for way in (some(ALL_WAYS, 3) if dtype == torch.float8_e4m3fn else ALL_WAYS)  # see tests/test_scales.py
+        *some(in_worlds([(way, dtype) for dtype in DTYPES if dtype != torch.float8_e4m3fn for way in ALL_WAYS]), 3),
+        *some(in_worlds([(way, torch.float8_e4m3fn) for way in ALL_WAYS]), 7),  # see tests/test_scales.py
     ],
+    indirect=["ranks"],
 )
 def test_result(ranks: Ranks, way: Way, dtype: torch.dtype, seed: int) -> None:
     for rank, found in enumerate(ranks.run(results, way, dtype, seed)):

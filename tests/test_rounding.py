@@ -4,17 +4,19 @@ parts are rounded."""
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
 import torch
-from ops_inputs import ALL_REDUCE, GATHER, IN_WORDS, LOCAL, REDUCE_SCATTER, SCATTER, SMALL, Way, trial, ways
+from ops_inputs import ALL_REDUCE, GATHER, IN_WORDS, LOCAL, REDUCE_SCATTER, SCATTER, SMALL, Way, some, trial, ways
 from ranks import BACKEND, Ranks, context, worlds
 
 import iris
 from iris.ops.exchange import FLAGS
 
 THREE = pytest.mark.parametrize("ranks", worlds(3, 8) if BACKEND != "sim" else worlds(3, 3), indirect=True)
+HALVES = (torch.float16, torch.bfloat16)
 SUMS = [(way, False) for way in ways(REDUCE_SCATTER, ALL_REDUCE) if not way.ring]
 SUMS += [(way, True) for way in IN_WORDS if (way, False) in SUMS]
 
@@ -38,8 +40,9 @@ def just_above(way: Way, by_flags: bool, dtype: torch.dtype) -> list[float]:
 
 
 @THREE
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("way", "by_flags"), SUMS, ids=str)
+@pytest.mark.parametrize(
+    ("way", "by_flags", "dtype"), some([(*one, dtype) for one in SUMS for dtype in HALVES], 3), ids=str
+)
 def test_sums_over_ranks_are_rounded_once(ranks: Ranks, way: Way, by_flags: bool, dtype: torch.dtype) -> None:
     assert ranks.run(just_above, way, by_flags, dtype) == [[2.0]] * ranks.world_size
 
@@ -112,16 +115,16 @@ def along_k(way: Way, dtype: torch.dtype, stream_k: bool, owners: int = 1) -> li
 
 
 @pytest.mark.parametrize("ranks", worlds(3, 4) if BACKEND != "sim" else worlds(3, 3), indirect=True)
-@pytest.mark.parametrize("stream_k", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("way", ways(GATHER, SCATTER, LOCAL), ids=str)
+@pytest.mark.parametrize(
+    ("way", "dtype", "stream_k"), some([*product(ways(GATHER, SCATTER, LOCAL), HALVES, (False, True))], 3), ids=str
+)
 def test_sums_along_k_are_rounded_once(ranks: Ranks, way: Way, dtype: torch.dtype, stream_k: bool) -> None:
     owners = ranks.world_size if way.adds_columns else 1
     assert ranks.run(along_k, way, dtype, stream_k, owners) == [[2.0]] * ranks.world_size
 
 
 @pytest.mark.parametrize("ranks", worlds(3, 4) if BACKEND != "sim" else worlds(3, 3), indirect=True)
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
 def test_columns_that_are_added_up_are_rounded_after_each_rank(ranks: Ranks, dtype: torch.dtype) -> None:
     """Each rank begins with its own columns, so rank 1 adds 1 and 1 first, and the others lose one or both."""
     found = ranks.run(along_k, Way(GATHER, "decomposed", 1), dtype, False)

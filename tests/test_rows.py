@@ -11,7 +11,7 @@ from unittest import mock
 
 import pytest
 import torch
-from ops_inputs import ALL_REDUCE, GATHER, REDUCE_SCATTER, SCATTER, SMALL, Way, trial
+from ops_inputs import ALL_REDUCE, GATHER, REDUCE_SCATTER, SCATTER, SMALL, Way, some, trial
 from ranks import Ranks, context, worlds
 
 from iris.ops.call import OpCall
@@ -149,8 +149,7 @@ def test_a_matmul_for_the_rows_of_several_ranks(ranks: Ranks, seed: int) -> None
 
 
 @pytest.mark.parametrize("ranks", worlds(3, 4), indirect=True)
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("bias", [None, "row", "column"])
+@pytest.mark.parametrize(("dtype", "bias"), some([*itertools.product(DTYPES, (None, "row", "column"))]), ids=str)
 def test_columns_of_several_ranks_are_added_up(ranks: Ranks, dtype: torch.dtype, bias: str | None, seed: int) -> None:
     """The own columns come first, then those of some ranks at a time, the last in chunks of rows. With all ranks'
     columns at once, and in 8 bits, chunks of rows are multiplied whole."""

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from ranks import NAMES_SHARED_MEMORY
 from warm import python
 
 TELL = """
@@ -74,6 +75,14 @@ def test_it_has_pytorch_and_nothing_of_ours() -> None:
     assert done.stdout.split() == ["True", "False", "False", "False", "False"]
 
 
+@NAMES_SHARED_MEMORY
+def test_a_group_of_tests_has_one_process(request: pytest.FixtureRequest) -> None:
+    if os.environ.get("PYTEST_XDIST_WORKER") is None:
+        pytest.skip("all tests run in one process")
+    told = "this pytest-xdist heeds no groups: take the versions in requirements/dev.txt"
+    assert request.node.nodeid.endswith("@names of shared memory"), told
+
+
 def test_an_error_is_told_by_its_traceback() -> None:
     done = subprocess.run([python(), "-c", "def f():\n    1 / 0\nf()"], capture_output=True, text=True)
     assert done.returncode == 1
@@ -82,7 +91,8 @@ def test_an_error_is_told_by_its_traceback() -> None:
 
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_goes_on_to_the_program(sent: signal.Signals) -> None:
-    lines = "import time\nprint('ready', flush=True)\ntime.sleep(60)"
+    # Many short sleeps: Python sees a signal that comes just before a sleep only after it.
+    lines = "import time\nprint('ready', flush=True)\nwhile True: time.sleep(0.1)"
     with subprocess.Popen([python(), "-c", lines], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stdout.readline() == b"ready\n"
         process.send_signal(sent)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import os
+import select
 import signal
 import socket
 import sys
@@ -80,6 +81,8 @@ def _stand_in(words: list[str]) -> None:
 
         for sort in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
             signal.signal(sort, pass_on)
+        while not select.select([connection], [], [], 0.1)[0]:
+            pass  # Python sees a signal that comes just before it waits only after that
         ended = _received(connection)
     if ended < 0:
         if -ended != signal.SIGKILL:
