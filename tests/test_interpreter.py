@@ -22,9 +22,12 @@ import triton
 import triton.language as tl
 import triton_types
 from ranks import BACKEND, Failure, Ranks, assert_close, context, failure_of, fresh, worlds
+from triton.language.semantic import TritonSemantic
+from triton.runtime import interpreter as upstream
 from warm import python
 
 import iris
+from iris.backends import memos
 from iris.device import control, sync
 from iris.device.words import NO_WORD, take_words
 
@@ -302,7 +305,7 @@ def run_poll(kind: str, programs: int, steps: int, limit_s: float) -> tuple[Fail
 
     ctx = context()
     word, seen = ctx.zeros(2, dtype=torch.int32), ctx.zeros(1, dtype=torch.int32)
-    with mock.patch.object(interpreter, "limits_s", {ctx: limit_s}):
+    with mock.patch.object(interpreter, "limits_s", {ctx._backend: limit_s}):
         failure = failure_of(lambda: poll_kernel[(programs,)](word, seen, steps, ctx.handle, KIND=kind))
     if kind != "plain" and failure.kind == "WaitTimeout":
         assert f"polls address {word.data_ptr():#x} " in failure.message or kind == "two places"
@@ -904,6 +907,34 @@ def test_what_is_remembered_of_types_is_what_triton_works_out() -> None:
     assert vars(tl.tensor)["__init__"].__module__ == "iris.backends.memos"
     told = [line for _ in range(2) for line in (*triton_types.types(), *triton_types.operands())]
     assert told == done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("name", memos.OPERATORS)
+def test_an_operator_that_is_remembered_yields_what_triton_makes_of_it(name: str) -> None:
+    """For operands of all types and shapes, and beside constants: types, values and errors."""
+    semantic = TritonSemantic(upstream.interpreter_builder)
+
+    def original(left: tl.tensor, right: object) -> tl.tensor:
+        return getattr(tl.tensor, name)(left, right, _semantic=semantic)
+
+    def told(operate: Callable[..., tl.tensor], left: tl.tensor, right: object) -> str:
+        with np.errstate(all="ignore"):
+            one = operate(left, right)
+        return (
+            f"{one.type} {one.handle.dtype} {one.handle.data.dtype} {one.handle.data.shape} {one.handle.data.tolist()}"
+        )
+
+    kinds = (*triton_types.NUMBERS, triton_types.POINTERS[0])
+    lefts = [triton_types.block(kind, shape) for kind in kinds for shape in triton_types.OPERANDS]
+    with mock.patch.dict(memos._results, clear=True):
+        operate = memos.at_once(name, original)
+        for left in lefts:
+            left.handle.data = (left.handle.data * 3 + 125).astype(left.handle.data.dtype)
+            near = [right for right in lefts if right.dtype == left.dtype or right.dtype.name in ("int32", "int64")]
+            for right in (*near, *triton_types.VALUES):
+                expected = triton_types.said(told, original, left, right)
+                assert [triton_types.said(told, operate, left, right) for _ in range(2)] == [expected] * 2
+        assert memos._results
 
 
 SCRIPT = """

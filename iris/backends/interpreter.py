@@ -66,19 +66,21 @@ except ImportError as error:
 _Builder = upstream.InterpreterBuilder
 _Handle = upstream.TensorHandle
 _IRIS = f"{Path(__file__).parents[1]}{os.sep}"
-_IDLE_SLEEP_S = 50e-6
+_IDLE_SLEEP_S, _MOST_IDLE_SLEEP_S = 50e-6, 2e-3
+"""How long a launch sleeps, at least and at most, when all of its programs poll: a quarter of the time for which they
+have done so, since polls take the CPU from the ranks that they wait for."""
 _LOADS_IN_A_ROW = 50
 """After so many loads without a store or product, a program may be polling."""
 _LOADS_AT_MOST = 2000
 """After so many loads a program may be polling in any case: it may count its polls in memory."""
 _MOST_PLACES = 4096
 """The number of places for which a launch remembers what a program has read there."""
-_ROUNDS_IN_VAIN = 1000
+_ROUNDS_IN_VAIN = 256
 """How many rounds in which all programs read the same are left to a launch whose time is over: more than a wait of
 Iris's own needs to see that its own time is over, so that it is the wait that ends."""
 _USUAL_LIMIT_S = 300.0
 limits_s: WeakKeyDictionary[Any, float] = WeakKeyDictionary()
-"""How long a launch may poll in vain, by open backend: as long as any of its waits. The longest counts."""
+"""By open backend, how long a launch may poll its heaps in vain: as long as any of its waits."""
 surroundings: dict[int, Surroundings] = {}
 """Functions that make the context manager around a launch, by the ``id`` of a tensor among its arguments."""
 
@@ -145,7 +147,8 @@ class _Launch:
                 if id(module) in languages:
                     scope.set_attr(module, "static_assert", language.static_assert)
             for owner, name, _ in scope._changes:
-                setattr(owner, name, _direct(getattr(owner, name)))
+                direct = _direct(getattr(owner, name))
+                setattr(owner, name, memos.at_once(name, direct) if owner is tl.tensor else direct)
             _changes[key] = [(owner, name, getattr(owner, name)) for owner, name, _ in scope._changes]
         self.scopes.append(scope)
 
@@ -247,7 +250,7 @@ def _run_programs(launch: _Launch, body: Callable[[], None], grid: tuple[int, ..
     builder = upstream.interpreter_builder
     waiting = deque((_program(body), index) for index in itertools.product(*(range(size) for size in grid)))
     went_on, in_vain = math.inf, 0
-    limit_s = max(limits_s.values(), default=_USUAL_LIMIT_S)
+    shortest_s = min(limits_s.values(), default=_USUAL_LIMIT_S)
     try:
         while waiting:
             launch.worked = launch.found_new = False
@@ -261,13 +264,13 @@ def _run_programs(launch: _Launch, body: Callable[[], None], grid: tuple[int, ..
                 else:
                     waiting.append((program, index))
             if launch.worked or launch.found_new:
-                went_on, in_vain = time.monotonic(), 0
-            elif time.monotonic() - went_on > limit_s:
+                went_on, in_vain, idle_s = time.monotonic(), 0, 0.0
+            elif (idle_s := time.monotonic() - went_on) > shortest_s and idle_s > _limit_s(launch, waiting[0][0]):
                 in_vain += 1
                 if in_vain > _ROUNDS_IN_VAIN:
                     raise _waited_in_vain(launch, *waiting[0])
             if not launch.worked:
-                time.sleep(_IDLE_SLEEP_S)
+                time.sleep(min(max(_IDLE_SLEEP_S, idle_s / 4), _MOST_IDLE_SLEEP_S))
     except Exception as error:
         for program, _ in waiting:
             program.throw()
@@ -302,6 +305,13 @@ def _place(error: Exception, launch: _Launch) -> str:
         file = frame.f_code.co_filename
         return f" At {file}:{number}, in {frame.f_code.co_name}: {linecache.getline(file, number).strip()}"
     return ""
+
+
+def _limit_s(launch: _Launch, program: Any) -> float:
+    """How long ``program`` may poll in vain: as its heap's backend says; elsewhere, what any of them allows counts."""
+    polled = launch.polled.get(program, 0)
+    held = [limit_s for backend, limit_s in limits_s.items() if backend.holds(polled)]
+    return max(held or limits_s.values(), default=_USUAL_LIMIT_S)
 
 
 def _waited_in_vain(launch: _Launch, program: Any, index: tuple[int, ...]) -> WaitTimeout:

@@ -25,6 +25,19 @@ _ALIKE = frozenset({"int32", "int64", "fp16", "fp32", "fp64"})
 """Types of operands with which a 32-bit loop variable gives the same result as a constant."""
 _MOST_CONSTANTS = 4096
 """The largest number of converted constants that are remembered at a time; each is a view of a single number."""
+_NATIVE = frozenset(
+    {f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)} | {"fp16", "fp32", "fp64"}
+)
+"""Types that NumPy has, too."""
+_SIGNED = frozenset({"int32", "int64"})
+"""Types in which a constant of 32 bits stays as it is."""
+_BITWISE = {"__and__": np.bitwise_and, "__or__": np.bitwise_or, "__xor__": np.bitwise_xor}
+OPERATORS = {
+    "__add__": np.add, "__sub__": np.subtract, "__mul__": np.multiply, "__lt__": np.less, "__le__": np.less_equal,
+    "__gt__": np.greater, "__ge__": np.greater_equal, "__eq__": np.equal, "__ne__": np.not_equal, **_BITWISE,
+}  # fmt: skip
+_results: dict[tuple[str, str, str], Any] = {}
+"""The types of what operators yield where NumPy's function yields the same, by operator and types of operands."""
 
 
 def install() -> None:
@@ -202,11 +215,10 @@ def _operate_on_what_fits(fitting: Set[tuple[int, str]]) -> None:
     builder, handle = upstream.InterpreterBuilder, upstream.TensorHandle
     original: Callable[..., Any] = builder.binary_op
     arithmetic = {np.add, np.subtract, np.multiply}
-    native = {f"{kind}{bits}" for kind in ("int", "uint") for bits in (8, 16, 32, 64)} | {"fp16", "fp32", "fp64"}
 
     def binary_op(self: Any, lhs: Any, rhs: Any, op: Any) -> Any:
         dtype = lhs.dtype
-        if dtype.name in native and rhs.dtype.name in native:
+        if dtype.name in _NATIVE and rhs.dtype.name in _NATIVE:
             result = op(lhs.data, rhs.data)
             if result.dtype.kind == "b":
                 return handle(result, tl.int1)
@@ -217,6 +229,45 @@ def _operate_on_what_fits(fitting: Set[tuple[int, str]]) -> None:
         return original(self, lhs, rhs, op)
 
     builder.binary_op = binary_op
+
+
+def at_once(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
+    """``original``, the operator ``name`` of a tensor. For operands of types that it has had before it is one of
+    NumPy's functions, if that yields the same: for operands of one dtype, constants, and offsets of pointers."""
+    compute, handle = OPERATORS.get(name), upstream.TensorHandle
+    if compute is None or upstream.interpreter_builder.options.sanitize_overflow:
+        return original
+
+    def operate(self: Any, other: Any) -> Any:
+        if type(other) is tl.tensor:
+            result = _results.get((name, self.type.name, other.type.name))
+            if result is None:
+                return _remembered(name, original(self, other), self, other)
+            if result.scalar.is_ptr():
+                moved = upstream.interpreter_builder.create_addptr(self.handle, other.handle)
+                return tl.tensor(moved, result)
+            return tl.tensor(handle(compute(self.handle.data, other.handle.data), result.scalar), result)
+        if type(other) is int and self.dtype.name in _SIGNED and -(1 << 31) <= other < 1 << 31:
+            result = _results.get((name, self.type.name, "int"))
+            if result is not None:
+                return tl.tensor(handle(compute(self.handle.data, other), result.scalar), result)
+            made = original(self, other)
+            _results[name, self.type.name, "int"] = made.type
+            return made
+        return original(self, other)
+
+    return operate
+
+
+def _remembered(name: str, result: Any, left: Any, right: Any) -> Any:
+    """``result``, of an operator; if NumPy yields such a one for such operands, note its type."""
+    mine, theirs = left.dtype, right.dtype
+    moves = name == "__add__" and mine.is_ptr() and theirs.name in _SIGNED
+    if moves or (mine.name == theirs.name and (mine.name in _NATIVE or (mine.is_int1() and name in _BITWISE))):
+        made = result.handle.data
+        if np.broadcast_shapes(left.handle.data.shape, right.handle.data.shape) == made.shape:
+            _results[name, left.type.name, right.type.name] = result.type
+    return result
 
 
 def _remember_pointed_sizes() -> None:
