@@ -25,6 +25,7 @@ import pytest
 import torch
 import triton
 from interrupted import interrupted
+from ops_inputs import some
 from ranks import BACKEND, USES_NCCL, Ranks, context, fresh, marks_for, worlds
 from trials import WAYS, ranges, trial
 from warm import python
@@ -496,8 +497,8 @@ def test_variants_that_are_timed_in_turns_share_the_time_of_all(monkeypatch: pyt
     monkeypatch.setattr(ranks, "start", lambda: None)
     monkeypatch.setattr(ranks, "_run", run)
     variants: list[Params] = [{"way": way} for way in ("right", "wrong", "slow")]
-    for some in (variants[:1], variants):
-        assert ranks.measure(Group(registered()["trial"], some)) == [[], []]
+    for several in (variants[:1], variants):
+        assert ranks.measure(Group(registered()["trial"], several)) == [[], []]
     assert limits == [7, 21]
 
 
@@ -786,7 +787,7 @@ def has_processes(group: int) -> bool:
     return True
 
 
-@pytest.mark.parametrize("wait_s", [0.5, 5.0], ids=["importing", "measuring"])
+@pytest.mark.parametrize("wait_s", some([pytest.param(0.5, id="importing"), pytest.param(5.0, id="measuring")]))
 def test_ctrl_c_stops_a_run_and_all_ranks(tmp_path: Path, wait_s: float) -> None:
     out = tmp_path / "results.jsonl"
     arguments = ["bench", "rma", "--num_ranks=2", "--repeat=1000000", f"--benchmark_out={out}"]

@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from ops_inputs import some
 from ranks import BACKEND
 from torch.utils.data import DataLoader, TensorDataset
 from warm import python
@@ -279,7 +280,7 @@ def test_a_server_that_is_started_anew_is_met_and_leaves_nothing_behind(monkeypa
     os.close(left)
 
 
-@pytest.mark.parametrize("descriptor", [1, 2])
+@pytest.mark.parametrize("descriptor", some([1, 2]))
 def test_ranks_print_into_nothing_where_nothing_is_open(descriptor: int, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
@@ -699,7 +700,7 @@ def marked(marker: str) -> set[int]:
     return found
 
 
-@pytest.mark.parametrize("words", [["idle"], ["busy", "nest"]], ids=" ".join)
+@pytest.mark.parametrize("words", some([["idle"], ["busy", "nest"]]), ids=" ".join)
 def test_nothing_outlives_a_parent_that_is_killed(words: list[str], tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(PARENT))
