@@ -56,21 +56,26 @@ _SIM_WORLD_SIZES = (1, 2, 3, 4)
 _GPU_WORLD_SIZES = (2, 4, 8)
 
 
+def _sizes(at_least: int, at_most: int) -> list[int]:
+    """World sizes to run a test with: on GPUs no more than there are, unless ranks may share them."""
+    known = _SIM_WORLD_SIZES if BACKEND == "sim" else _GPU_WORLD_SIZES
+    bounded = BACKEND != "sim" and not backends.oversubscribed()
+    limit = min(at_most, torch.cuda.device_count()) if bounded else at_most
+    return [size for size in known if at_least <= size <= limit]
+
+
 def worlds(at_least: int = 1, at_most: int = 16) -> list[Any]:
     """World sizes to run a test with, as parameters of the fixture ``ranks``."""
-    if BACKEND == "sim":
-        return [size for size in _SIM_WORLD_SIZES if at_least <= size <= at_most]
-    limit = at_most if backends.oversubscribed() else min(at_most, torch.cuda.device_count())
-    return [pytest.param(size, marks=pytest.mark.gpu) for size in _GPU_WORLD_SIZES if at_least <= size <= limit]
+    sizes = _sizes(at_least, at_most)
+    return sizes if BACKEND == "sim" else [pytest.param(size, marks=pytest.mark.gpu) for size in sizes]
 
 
 def in_worlds(cases: Sequence[tuple[Any, ...]]) -> list[Any]:
     """Each of ``cases`` in every world size, which comes first, as parameters of tests that take ``ranks``."""
-    sizes = [(one.values[0], one.marks) if BACKEND != "sim" else (one, ()) for one in worlds()]
     return [
-        pytest.param(size, *case, marks=marks, id="-".join(map(str, (size, *case))).replace("torch.", ""))
+        pytest.param(size, *case, marks=marks_for(size), id="-".join(map(str, (size, *case))).replace("torch.", ""))
         for case in cases
-        for size, marks in sizes
+        for size in _sizes(1, 16)
     ]
 
 

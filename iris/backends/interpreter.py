@@ -250,7 +250,6 @@ def _run_programs(launch: _Launch, body: Callable[[], None], grid: tuple[int, ..
     builder = upstream.interpreter_builder
     waiting = deque((_program(body), index) for index in itertools.product(*(range(size) for size in grid)))
     went_on, in_vain = math.inf, 0
-    shortest_s = min(limits_s.values(), default=_USUAL_LIMIT_S)
     try:
         while waiting:
             launch.worked = launch.found_new = False
@@ -265,7 +264,7 @@ def _run_programs(launch: _Launch, body: Callable[[], None], grid: tuple[int, ..
                     waiting.append((program, index))
             if launch.worked or launch.found_new:
                 went_on, in_vain, idle_s = time.monotonic(), 0, 0.0
-            elif (idle_s := time.monotonic() - went_on) > shortest_s and idle_s > _limit_s(launch, waiting[0][0]):
+            elif (idle_s := time.monotonic() - went_on) > _limit_s(launch, waiting[0][0]):
                 in_vain += 1
                 if in_vain > _ROUNDS_IN_VAIN:
                     raise _waited_in_vain(launch, *waiting[0])

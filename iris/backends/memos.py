@@ -240,34 +240,32 @@ def at_once(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
 
     def operate(self: Any, other: Any) -> Any:
         if type(other) is tl.tensor:
-            result = _results.get((name, self.type.name, other.type.name))
-            if result is None:
-                return _remembered(name, original(self, other), self, other)
-            if result.scalar.is_ptr():
-                moved = upstream.interpreter_builder.create_addptr(self.handle, other.handle)
-                return tl.tensor(moved, result)
-            return tl.tensor(handle(compute(self.handle.data, other.handle.data), result.scalar), result)
-        if type(other) is int and self.dtype.name in _SIGNED and -(1 << 31) <= other < 1 << 31:
-            result = _results.get((name, self.type.name, "int"))
-            if result is not None:
-                return tl.tensor(handle(compute(self.handle.data, other), result.scalar), result)
+            kind, operand = other.type.name, other.handle.data
+        elif type(other) is int and self.dtype.name in _SIGNED and -(1 << 31) <= other < 1 << 31:
+            kind, operand = "int", other
+        else:
+            return original(self, other)
+        result = _results.get((name, self.type.name, kind))
+        if result is None:
             made = original(self, other)
-            _results[name, self.type.name, "int"] = made.type
+            if type(other) is int or _same_in_numpy(name, self, other, made):
+                _results[name, self.type.name, kind] = made.type
             return made
-        return original(self, other)
+        if result.scalar.is_ptr():
+            return tl.tensor(upstream.interpreter_builder.create_addptr(self.handle, other.handle), result)
+        return tl.tensor(handle(compute(self.handle.data, operand), result.scalar), result)
 
     return operate
 
 
-def _remembered(name: str, result: Any, left: Any, right: Any) -> Any:
-    """``result``, of an operator; if NumPy yields such a one for such operands, note its type."""
+def _same_in_numpy(name: str, left: Any, right: Any, result: Any) -> bool:
+    """Whether NumPy yields for operands of these types, as they are, what the operator ``name`` has yielded."""
     mine, theirs = left.dtype, right.dtype
     moves = name == "__add__" and mine.is_ptr() and theirs.name in _SIGNED
-    if moves or (mine.name == theirs.name and (mine.name in _NATIVE or (mine.is_int1() and name in _BITWISE))):
-        made = result.handle.data
-        if np.broadcast_shapes(left.handle.data.shape, right.handle.data.shape) == made.shape:
-            _results[name, left.type.name, right.type.name] = result.type
-    return result
+    if not moves and (mine.name != theirs.name or not (mine.name in _NATIVE or (mine.is_int1() and name in _BITWISE))):
+        return False
+    shapes = (one.handle.data.shape for one in (left, right))
+    return bool(np.broadcast_shapes(*shapes) == result.handle.data.shape)
 
 
 def _remember_pointed_sizes() -> None:
