@@ -21,7 +21,7 @@ from iris.ops.hardware import HARDWARE, Hardware, floor_s
 from iris.ops.model import predict_ms, predicted_s
 from iris.ops.model.machine import machine
 from iris.ops.pick import model_pick
-from iris.ops.problem import DTYPES
+from iris.ops.problem import DTYPES, TURNED_FROM_ROWS
 
 H100, H200, MI300X = HARDWARE["H100 SXM"], HARDWARE["H200 SXM"], HARDWARE["MI300X"]
 TARGET = Target("cuda", H200.num_sms, tma=True, hardware="NVIDIA H200")
@@ -225,13 +225,15 @@ def test_the_tile_of_a_local_matmul_of_int8_is_among_the_fastest_measured(
     for one in LOCAL_INT8:
         if one["m"] not in rows or one["transposed_b"] != transposed:
             continue
+        if not transposed and one["m"] >= TURNED_FROM_ROWS:  # transposed first since this was measured
+            continue
         times = {local_config(*fields): us for *fields, us in one["us"]}
         problem = problem_of("matmul", one["m"], one["n"], one["k"], 1, torch.int8)
         picked = model_pick(replace(problem, transposed_b=transposed), TARGET)
         if picked in times:
             lost.append(times[picked] / min(times.values()))
             library.append(times[picked] / one.get("library_us", math.inf))
-    assert len(lost) >= 6 * len(rows) - 3
+    assert len(lost) >= 6 * len(rows) - (3 if transposed else 6 * (256 in rows))
     assert statistics.mean(lost) < 1.08
     assert max(lost) < 1.35
     assert max(library) < 1.05

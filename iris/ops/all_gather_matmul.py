@@ -99,7 +99,7 @@ from iris.ops.plan import Plan
 from iris.ops.problem import Problem
 from iris.ops.replay import replayed
 from iris.ops.room import GATHER_FLAGS, memory_of, scales_blocks, scales_matrix, scales_nbytes
-from iris.ops.row_major import aligned, row_major
+from iris.ops.row_major import aligned, row_major, turned
 from iris.ops.rows import MAX_CHUNKS, Rows, abreast, arriving_groups, chunks_of, evenly
 from iris.ops.scales import BLOCK
 from iris.ops.workspace import FusedWorkspace
@@ -191,7 +191,9 @@ def all_gather_matmul(
         if world > 1:
             ctx.agree(OP, (problem, chosen, place_of(ctx, "A_sharded", A_sharded)))
     ours, recorded = memory_of(ctx, problem, chosen, workspace, beside), trace_of(ctx, OP, trace)
-    call = _Call(ctx, problem, output, A_sharded, B, bias, bias_is, scales, chosen, recorded, ours)
+    call = _Call(
+        ctx, problem, output, A_sharded, turned(ours, problem, B), bias, bias_is, scales, chosen, recorded, ours
+    )
     launch = getattr(_Call, chosen.algorithm if world > 1 else "local")
     if of_rows is None:
         launch(call)

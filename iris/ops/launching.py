@@ -20,7 +20,7 @@ from iris.ops.descriptors import Descriptors, descriptors_of
 from iris.ops.hardware import allows_tf32
 from iris.ops.plan import Plan, check_launch
 from iris.ops.problem import Problem
-from iris.ops.row_major import row_major
+from iris.ops.row_major import row_major, turned
 from iris.ops.rows import columns_in_vectors
 from iris.ops.scales import NO_SCALES, Scales
 from iris.ops.split import strip_stages, strips_of
@@ -81,6 +81,7 @@ def run(
     waits = plan.source is not kernels.local_source  # it may wait, for parts of A that arrive
     if not waits:
         own = row_major(workspace, own)
+    b = turned(workspace, problem, b)
     whole = own if gathered is None else gathered
     tiling = _tiling(problem, plan, config, ctx.num_sms, gathered is not None)
     desc = Descriptors()

@@ -75,6 +75,7 @@ from iris.ops.plan import Plan
 from iris.ops.problem import Problem
 from iris.ops.replay import replayed
 from iris.ops.room import memory_of
+from iris.ops.row_major import turned
 from iris.ops.workspace import FusedWorkspace
 from iris.trace import Trace, trace_of
 
@@ -243,7 +244,9 @@ def matmul_all_scatter(
     if traits[chosen.algorithm].contiguous_rows:
         check_rows(OP, chosen.algorithm, columns)
     ours, recorded = memory_of(ctx, problem, chosen, workspace), trace_of(ctx, OP, trace)
-    call = _Call(ctx, problem, columns, A, B, bias, bias_is, scales, chosen, recorded, ours, output)
+    call = _Call(
+        ctx, problem, columns, A, turned(ours, problem, B), bias, bias_is, scales, chosen, recorded, ours, output
+    )
     getattr(call, chosen.algorithm)()
     return output
 

@@ -75,6 +75,7 @@ from iris.ops.reduction import (
 )
 from iris.ops.replay import replayed
 from iris.ops.room import memory_of
+from iris.ops.row_major import turned
 from iris.ops.rows import evenly
 from iris.ops.workspace import FusedWorkspace
 from iris.trace import Trace, trace_of
@@ -159,7 +160,7 @@ def matmul_reduce_scatter(
     problem = Problem(OP, m, n, k, A.dtype, world, None, not has_contiguous_rows(B), output.dtype)
     chosen = resolve(ctx, problem, config, workspace, trace, bias_is=bias_is, scales=scales)
     ours, recorded = memory_of(ctx, problem, chosen, workspace), trace_of(ctx, OP, trace)
-    call = _Call(ctx, problem, output, A, B, bias, bias_is, scales, chosen, recorded, ours)
+    call = _Call(ctx, problem, output, A, turned(ours, problem, B), bias, bias_is, scales, chosen, recorded, ours)
     getattr(call, chosen.algorithm)()
     return output
 

@@ -1,8 +1,11 @@
-"""Copies of matrices with contiguous rows, for the matmul kernel or the copy engine to read.
+"""Copies of matrices with contiguous rows, or columns, for the matmul kernel, the library or the copy engine to read.
 
 A transposition tile by tile takes a small part of the time of the matmul after it: on H200, 2026-11-21, 0.022 ms for
 4096×4096 in bf16. The copy that ``Tensor.contiguous`` makes takes 0.119 ms, and a matmul kernel that loads tiles of a
 transposed A by pointers takes three times as long as one that loads rows by TMA.
+
+A row-major B of 8 bits is transposed because most tensor cores take no other: a program that does it with each tile
+that it loads needs five times as long for 1024 rows and more (docs/performance-matmul.md).
 """
 
 from __future__ import annotations
@@ -13,9 +16,12 @@ import triton.language as tl
 
 from iris.device.tile import Matrix, block_at, tile_pointers
 from iris.ops.operands import has_contiguous_rows
+from iris.ops.problem import Problem
+from iris.ops.target import takes_columns_only
 from iris.ops.workspace import FusedWorkspace
 
-_BLOCK, _PROGRAMS_PER_SM = 64, 4
+_LARGEST_BLOCK, _BLOCK_NBYTES, _PROGRAMS_PER_SM = 128, 256, 16
+"""Squares have rows of so many elements, and bytes, at most (H200, 2026-12-01)."""
 _ALIGNMENT = 16
 """Rows begin at multiples of this many bytes, as TMA requires."""
 
@@ -39,7 +45,18 @@ def row_major(workspace: FusedWorkspace, matrix: torch.Tensor) -> torch.Tensor:
     rows, cols = matrix.shape
     if has_contiguous_rows(matrix) and (matrix.stride(0) >= cols or rows == 1):
         return matrix
-    return _copy(workspace, matrix)
+    return _copy(workspace, matrix, "rows")
+
+
+def turned(workspace: FusedWorkspace, problem: Problem, b: torch.Tensor) -> torch.Tensor:
+    """``b``, or, if it has 8 bits and the tensor cores would need it transposed for many rows of A, a copy with
+    contiguous columns in memory that ``workspace`` keeps.
+
+    Sync: as :func:`row_major`.
+    """
+    if not problem.turns_b or has_contiguous_rows(b.t()) or not takes_columns_only(workspace.ctx):
+        return b
+    return _copy(workspace, b.t(), "columns").t()
 
 
 def has_aligned_rows(matrix: torch.Tensor) -> bool:
@@ -60,17 +77,18 @@ def aligned(workspace: FusedWorkspace, matrix: torch.Tensor, nbytes: int) -> tor
     begins = (matrix.data_ptr(), matrix.storage_offset() * item, matrix.stride(0) * item)
     if all(begin % nbytes == 0 for begin in begins) and matrix.stride(1) == 1:
         return matrix
-    return _copy(workspace, matrix)
+    return _copy(workspace, matrix, "rows")
 
 
-def _copy(workspace: FusedWorkspace, matrix: torch.Tensor) -> torch.Tensor:
-    """A copy whose rows are contiguous, and begin at multiples of 16 bytes."""
+def _copy(workspace: FusedWorkspace, matrix: torch.Tensor, name: str) -> torch.Tensor:
+    """A copy whose rows are contiguous, and begin at multiples of 16 bytes, in memory that is kept under ``name``."""
     rows, cols = matrix.shape
     vector = _ALIGNMENT // matrix.element_size()
     pitch = -(-cols // vector) * vector
-    copy = workspace.scratch_matrix("rows", rows, pitch, matrix.dtype)[:, :cols]
-    blocks = -(-rows // _BLOCK) * -(-cols // _BLOCK)
+    copy = workspace.scratch_matrix(name, rows, pitch, matrix.dtype)[:, :cols]
+    block = min(_LARGEST_BLOCK, _BLOCK_NBYTES // matrix.element_size())
+    blocks = -(-rows // block) * -(-cols // block)
     copy_kernel[(min(blocks, _PROGRAMS_PER_SM * workspace.ctx.num_sms),)](
-        Matrix(matrix, *matrix.stride()), Matrix(copy, *copy.stride()), rows, cols, BLOCK=_BLOCK, num_warps=4
+        Matrix(matrix, *matrix.stride()), Matrix(copy, *copy.stride()), rows, cols, BLOCK=block, num_warps=4
     )
     return copy

@@ -31,6 +31,12 @@ def target_of(ctx: Iris, excluded: tuple[str, ...] = ()) -> Target:
     return Target(ctx.backend_name, ctx.num_sms, tma, excluded, _device_name(ctx.device), _shared_nbytes(ctx.device))
 
 
+def takes_columns_only(ctx: Iris) -> bool:
+    """Whether tensor cores take a B of 8 bits only with contiguous columns, so that programs must transpose any other:
+    on NVIDIA, except for tcgen05 of compute capability 10. AMD's take both, as the assembly shows (Triton 3.9)."""
+    return ctx.backend_name == "sim" or (ctx.backend_name == "cuda" and _capability(ctx.device)[0] != 10)
+
+
 def multiplies_fp8(ctx: Iris) -> bool:
     """Whether the GPU of ``ctx`` can multiply fp8; Triton does not emulate it on older NVIDIA GPUs."""
     return ctx.backend_name != "cuda" or _capability(ctx.device) >= (8, 9)

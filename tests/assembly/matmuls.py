@@ -346,7 +346,7 @@ def collectives() -> list[Case]:
         Case("arrival", arrival_kernel, arrival_arguments, site | one_warp, has=WAITS),
         Case("landing", landing_kernel, landing_arguments, site | one_warp, has=WAITS | SIGNALS),
         Case("exit", exit_kernel, turnstile_arguments, site | one_warp | {"MEET": True}, has=WAITS | SIGNALS),
-        Case("copy", copy_kernel, copy_arguments, {"BLOCK": 64}),
+        Case("copy", copy_kernel, copy_arguments, {"BLOCK": 128}),
     ]
     return [
         *small,

@@ -89,4 +89,4 @@ def predict_ms(problem: Problem, config: FusedConfig, hardware: Hardware) -> flo
 
 def predicted_s(problem: Problem, config: FusedConfig, rates: Machine) -> float:
     """As :func:`predict_ms`, but in seconds, for callers that compare many configs."""
-    return _PREDICTORS[problem.op][config.algorithm](Call(problem, config, rates))
+    return _PREDICTORS[problem.op][config.algorithm](Call(problem, config, rates)) + rates.turning_s(problem)
