@@ -131,7 +131,8 @@ def all_gather_matmul(
         A_sharded: [M / world_size, K] for ``gather_dim=0``, [M, K / world_size] for 1; any strides, copied first where
             an algorithm needs contiguous rows. For ``pull`` and ``hbm_buffer``, in which peers read it: on the
             symmetric heap, with the same strides on all ranks.
-        B: [K, N] in A's dtype; any strides, its rows contiguous on all ranks or on none.
+        B: [K, N] in A's dtype; any strides, its rows contiguous on all ranks or on none. With 8 bits calls are the
+            fastest if its columns are contiguous.
         bias: [N] per column, or [M, 1] per row; in output's dtype, added in float32 (in int32 to an int32 output).
         scale_a: for int8 and fp8: float32; the product is multiplied by it in float32, before bias is added. One
             number, equal on all ranks. Or one for each row: for ``gather_dim=0`` of A_sharded, [M / world_size] or

@@ -63,7 +63,7 @@ def matmul(
         output: [M, N], any strides, not in memory of another operand; in A's dtype, or for 8-bit A as for
             :func:`iris.ops.all_gather_matmul`.
         A: [M, K], any strides; copied first if its rows are not contiguous.
-        B: [K, N] in A's dtype, any strides.
+        B: [K, N] in A's dtype, any strides; with 8 bits calls are the fastest if its columns are contiguous.
         bias: [N] per column, or [M, 1] per row; in output's dtype, added in float32 (in int32 to an int32 output).
         scale_a: for int8 and fp8: float32, one number, or one for each row of A, [M] or [M, 1]. For fp8, both may be
             scales of blocks as for :func:`iris.ops.all_gather_matmul`, this one [M, K / 128].
