@@ -79,6 +79,7 @@ from iris.ops.decomposed import Decomposition, Landing, lanes_for
 from iris.ops.exchange import exchange
 from iris.ops.gathering import (
     arrived_source,
+    copy_half_kernel,
     fetch_courier,
     gather_kernel,
     keep_courier,
@@ -88,6 +89,7 @@ from iris.ops.gathering import (
 )
 from iris.ops.operands import (
     bias_kind,
+    check_gathered,
     check_operands,
     check_rows_of_b,
     check_shape,
@@ -99,7 +101,7 @@ from iris.ops.plan import Plan
 from iris.ops.problem import Problem
 from iris.ops.replay import replayed
 from iris.ops.room import GATHER_FLAGS, memory_of, scales_blocks, scales_matrix, scales_nbytes
-from iris.ops.row_major import aligned, row_major, turned
+from iris.ops.row_major import aligned, row_major, squares, turned
 from iris.ops.rows import MAX_CHUNKS, Rows, abreast, arriving_groups, chunks_of, evenly
 from iris.ops.scales import BLOCK
 from iris.ops.workspace import FusedWorkspace
@@ -117,6 +119,7 @@ def all_gather_matmul(
     bias: torch.Tensor | None = None,
     *,
     gather_dim: int | None = None,
+    gathered: torch.Tensor | None = None,
     scale_a: torch.Tensor | None = None,
     scale_b: torch.Tensor | None = None,
     config: FusedConfig | str | None = None,
@@ -142,6 +145,8 @@ def all_gather_matmul(
         scale_b: the same for this rank's columns of B: one number, or [N], or [1, N]; or one for each block of 128 rows
             and 128 columns, [K / 128, N / 128], rounded up. Scales of blocks may have any strides.
         gather_dim: which dimension of A is sharded; None: inferred from the shapes.
+        gathered: [M, K] in A's dtype, any strides: where to leave all of A, too, for another matmul with it; on all
+            ranks or on none. It takes a copy within this GPU's memory. Not by ``pull``, which gathers nothing.
         config: None picks one, see :func:`iris.ops.pick_config`. All algorithms but ``pull`` need staging memory for
             all of A on the symmetric heap, ``push`` twice that, and ``low_latency`` two to four times. If the heap
             lacks that, "auto" takes ``pull``, provided that A_sharded is on the heap.
@@ -175,6 +180,9 @@ def all_gather_matmul(
     bias_is = bias_kind(OP, bias, m, n)
     dim = 0 if by_rows else 1
     problem = Problem(OP, m, n, k, A_sharded.dtype, world, dim, not has_contiguous_rows(B), output.dtype)
+    if gathered is not None:
+        others = {"A_sharded": A_sharded, "B": B, "bias": bias, "scale_a": scale_a, "scale_b": scale_b}
+        check_gathered(ctx, OP, gathered, A_sharded, (m, k), others | {"output": output})
     symmetric, traits = ctx.is_symmetric(A_sharded), TRAITS[OP]
     if scales.of_blocks and not by_rows and world > 1 and cols % BLOCK:
         expected, fix = f"a multiple of {BLOCK} columns, as blocks have scales", "Cut A between blocks, or add zeros."
@@ -183,9 +191,12 @@ def all_gather_matmul(
     of_rows = scales.a if by_rows and world > 1 and scales.a is not None and scales.a.shape[0] == rows else None
     beside = 0 if of_rows is None else scales_nbytes(of_rows, world, ctx.num_sms)
     chosen = resolve(
-        ctx, problem, config, workspace, trace, takes=lambda one: symmetric or not traits[one].reads_peers,
-        scales=scales, scales_nbytes=beside,
+        ctx, problem, config, workspace, trace, scales=scales, scales_nbytes=beside,
+        takes=lambda one: (symmetric or not traits[one].reads_peers) and (gathered is None or one != "pull"),
     )  # fmt: skip
+    if gathered is not None and world > 1 and chosen.algorithm == "pull":
+        fix = "Take config=None, and a heap that has room for all of A."
+        raise ArgumentError(OP, "gathered", "None, as pull gathers nothing", f"a matrix {tuple(gathered.shape)}", fix)
     if traits[chosen.algorithm].reads_peers:
         fix = "Peers read it: make it with ctx.empty, or ctx.as_symmetric(A)."
         check_symmetric(ctx, OP, "A_sharded", A_sharded, fix)
@@ -202,6 +213,8 @@ def all_gather_matmul(
         call = replace(call, scales=replace(scales, a=call.all_scales(of_rows)))
         with ours.engine.unbroken(announced=True):  # peers take this rank's scales
             launch(call)
+    if gathered is not None:
+        call.leave_gathered(gathered)
     return output
 
 
@@ -224,6 +237,28 @@ class _Call(OpCall):
     def local(self) -> None:
         """One rank: nothing to gather."""
         self.launch(Plan(self.site, alone=True))
+
+    def leave_gathered(self, gathered: torch.Tensor) -> None:
+        """Copy what the call has gathered to ``gathered``. No peer writes to this rank's staging memory again before
+        this rank's next call, which follows on the stream."""
+        (m, k), config = gathered.shape, self.config
+        if self.ctx.world_size == 1:
+            gathered.copy_(self.a)
+            return
+        if config.algorithm == "low_latency":
+            gathered.copy_(self._scratch())
+            return
+        if config.algorithm == "push":
+            staged, half_rows = self.workspace.stacked(m, k, self.a.dtype)
+            epochs = self.workspace.scratch("epochs", self.ctx.num_sms, torch.int32)
+            block, programs = squares(self.ctx, gathered)
+            copy_half_kernel[(programs,)](
+                epochs, Matrix(staged, *staged.stride()), Matrix(gathered, *gathered.stride()), m, k, half_rows,
+                BLOCK=block, num_warps=4,
+            )  # fmt: skip
+        else:
+            gathered.copy_(self._staged(config.staged_a_layout if config.algorithm == "hbm_buffer" else "k_contiguous"))
+        self._part(gathered).copy_(self.a)  # by rows it is read in place
 
     def pull(self) -> None:
         self.launch(self._plan(pull_source))
@@ -324,7 +359,7 @@ class _Call(OpCall):
                 self.fill(rows.of(staged), rows)
 
     def low_latency(self) -> None:
-        gathered = self.workspace.scratch_matrix("gathered", self.problem.m, self.problem.k, self.a.dtype)
+        gathered = self._scratch()
         mine, result = self.a, gathered
         moved = self.problem.exchanged_dtype
         if moved != mine.dtype:
@@ -374,6 +409,10 @@ class _Call(OpCall):
         """This rank's rows or columns of the gathered A."""
         rows, cols = self.a.shape
         return staged[self.ctx.rank * rows :][:rows] if self.by_rows else staged[:, self.ctx.rank * cols :][:, :cols]
+
+    def _scratch(self) -> torch.Tensor:
+        """Where ``low_latency`` leaves all of A."""
+        return self.workspace.scratch_matrix("gathered", self.problem.m, self.problem.k, self.a.dtype)
 
     def _staged(self, layout: str = "k_contiguous") -> torch.Tensor:
         """The staging memory as the gathered A."""

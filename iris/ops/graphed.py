@@ -97,6 +97,7 @@ def in_graph(op: Op, untraced: Op) -> Op:
         values: list[Any] = [given.get(argument) for argument in operands]
         ctx, output, a, b, bias = values
         config, plain = given.get("config"), given.get("workspace") is None and given.get("trace", False) is False
+        plain &= given.get("gathered") is None
         mistaken = len(args) > len(operands) or not all(argument in names for argument in given)
         mistaken |= not isinstance(ctx, Iris) or not isinstance(config, str | FusedConfig | None)
         if mistaken or not plain or not isinstance(output, torch.Tensor) or output.dim() != 2:

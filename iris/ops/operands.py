@@ -63,7 +63,7 @@ def check_operands(
     given = {argument: one for argument, one in numbers.items() if one is not None}
     for argument, one in given.items():
         _check_numbers(ctx, op, argument, one, output.dtype if argument == "bias" else torch.float32)
-    _check_writable(op, output, {name: tensor, "B": b} | given)
+    _check_writable(op, "output", output, {name: tensor, "B": b} | given)
     return scales_of(op, a, b, scale_a, scale_b)
 
 
@@ -81,22 +81,34 @@ def _check_numbers(ctx: Iris, op: str, argument: str, given: Any, dtype: torch.d
     check_no_gradient(op, argument, given)
 
 
-def _check_writable(op: str, output: torch.Tensor, inputs: Mapping[str, torch.Tensor]) -> None:
-    """Raise unless every element of ``output`` has memory of its own, which may be written now."""
+def check_gathered(
+    ctx: Iris, op: str, gathered: torch.Tensor, a: torch.Tensor, shape: tuple[int, int], others: Mapping[str, Any]
+) -> None:
+    """Raise unless all of A, of ``shape``, can be left in ``gathered``; ``others``: the operands and the output."""
+    check_matrix(ctx, op, "gathered", gathered)
+    if gathered.dtype != a.dtype:
+        raise DTypeError(op, "gathered", f"{a.dtype}, as A_sharded", gathered.dtype)
+    check_shape(op, "gathered", gathered, shape, "the gathered A")
+    _check_writable(op, "gathered", gathered, {name: one for name, one in others.items() if one is not None})
+
+
+def _check_writable(op: str, name: str, output: torch.Tensor, inputs: Mapping[str, torch.Tensor]) -> None:
+    """Raise unless every element of ``output``, the argument ``name``, has memory of its own, which may be written
+    now."""
     (rows, cols), (down, across) = output.shape, output.stride()
     common = math.gcd(down, across)
     twice = (rows > 1 and not down) or (cols > 1 and not across)
     if twice or (common and across // common < rows and down // common < cols):
-        raise ShapeError(op, "output", "elements that do not overlap", f"{rows} x {cols}, strides {(down, across)}")
+        raise ShapeError(op, name, "elements that do not overlap", f"{rows} x {cols}, strides {(down, across)}")
     if output.is_inference() and not torch.is_inference_mode_enabled():
         raise ArgumentError(
-            op, "output", "a tensor that may be written outside of inference mode", "one that was made in it",
+            op, name, "a tensor that may be written outside of inference mode", "one that was made in it",
             "Make it outside of torch.inference_mode(), or call the op in it.",
         )  # fmt: skip
     for argument, tensor in inputs.items():
         if _share_memory(output, tensor):
             raise ArgumentError(
-                op, "output", "memory of its own", f"some of {argument}'s", f"It is written while {argument} is read."
+                op, name, "memory of its own", f"some of {argument}'s", f"It is written while {argument} is read."
             )
 
 

@@ -174,7 +174,9 @@ def replayed(op: Callable[P, torch.Tensor]) -> Callable[P, torch.Tensor]:
             output = called(ctx, *others, **kwargs)
         else:
             replays.run((op, *key), lambda: called(ctx, *others, **kwargs))
-        torch.autograd.graph.increment_version(output)  # a backward pass that needs the old contents then raises
+        for written in (output, kwargs.get("gathered")):
+            if written is not None:  # a backward pass that needs the old contents then raises
+                torch.autograd.graph.increment_version(written)
         return cast("torch.Tensor", output)
 
     def not_on_a_context(ctx: Any, /, *others: Any, **kwargs: Any) -> torch.Tensor:

@@ -14,7 +14,8 @@ import torch
 import triton
 import triton.language as tl
 
-from iris.device.tile import Matrix, block_at, tile_pointers
+from iris.context import Iris
+from iris.device.tile import Matrix, copy_squares
 from iris.ops.operands import has_contiguous_rows
 from iris.ops.problem import Problem
 from iris.ops.target import takes_columns_only
@@ -28,13 +29,8 @@ _ALIGNMENT = 16
 
 @triton.jit
 def copy_kernel(source, target, rows, cols, BLOCK: tl.constexpr):
-    """Copy ``source`` into ``target``, square by square."""
-    across = tl.cdiv(cols, BLOCK)
-    for block in range(tl.program_id(0), tl.cdiv(rows, BLOCK) * across, tl.num_programs(0)):
-        r, c, row_mask, col_mask = block_at(block, 0, rows, cols, BLOCK, BLOCK)
-        mask = row_mask[:, None] & col_mask[None, :]
-        value = tl.load(tile_pointers(source, source.ptr, r, c), mask=mask)
-        tl.store(tile_pointers(target, target.ptr, r, c), value, mask=mask)
+    """Copy ``source`` into ``target``."""
+    copy_squares(source, source.ptr, target, rows, cols, BLOCK)
 
 
 def row_major(workspace: FusedWorkspace, matrix: torch.Tensor) -> torch.Tensor:
@@ -86,9 +82,15 @@ def _copy(workspace: FusedWorkspace, matrix: torch.Tensor, name: str) -> torch.T
     vector = _ALIGNMENT // matrix.element_size()
     pitch = -(-cols // vector) * vector
     copy = workspace.scratch_matrix(name, rows, pitch, matrix.dtype)[:, :cols]
-    block = min(_LARGEST_BLOCK, _BLOCK_NBYTES // matrix.element_size())
-    blocks = -(-rows // block) * -(-cols // block)
-    copy_kernel[(min(blocks, _PROGRAMS_PER_SM * workspace.ctx.num_sms),)](
+    block, programs = squares(workspace.ctx, matrix)
+    copy_kernel[(programs,)](
         Matrix(matrix, *matrix.stride()), Matrix(copy, *copy.stride()), rows, cols, BLOCK=block, num_warps=4
     )
     return copy
+
+
+def squares(ctx: Iris, matrix: torch.Tensor) -> tuple[int, int]:
+    """The edge of the squares in which ``matrix`` is copied, and the number of programs."""
+    rows, cols = matrix.shape
+    block = min(_LARGEST_BLOCK, _BLOCK_NBYTES // matrix.element_size())
+    return block, min(-(-rows // block) * -(-cols // block), _PROGRAMS_PER_SM * ctx.num_sms)

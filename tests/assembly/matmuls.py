@@ -18,6 +18,7 @@ from iris.ops.decomposed import arrival_kernel, entered_kernel, entry_kernel, ex
 from iris.ops.exchange import exchange_kernel, exchange_words_kernel
 from iris.ops.gathering import (
     arrived_source,
+    copy_half_kernel,
     fetch_courier,
     gather_kernel,
     keep_courier,
@@ -347,6 +348,7 @@ def collectives() -> list[Case]:
         Case("landing", landing_kernel, landing_arguments, site | one_warp, has=WAITS | SIGNALS),
         Case("exit", exit_kernel, turnstile_arguments, site | one_warp | {"MEET": True}, has=WAITS | SIGNALS),
         Case("copy", copy_kernel, copy_arguments, {"BLOCK": 128}),
+        Case("copy_half", copy_half_kernel, copy_half_arguments, {"BLOCK": 128}),
     ]
     return [
         *small,
@@ -370,6 +372,10 @@ def word_arguments(dtype: torch.dtype, sizes: tuple[int, ...]) -> Any:
 
 def copy_arguments() -> Any:
     return tile.Matrix(tensor(torch.float16), 1, 4096), half_matrix(), 100, 200
+
+
+def copy_half_arguments() -> Any:
+    return tensor(torch.int32), half_matrix(), half_matrix(), 100, 200, 112
 
 
 def turnstile_arguments() -> Any:

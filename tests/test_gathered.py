@@ -1,0 +1,120 @@
+"""An all-gather + matmul that also leaves all of A."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from ops_inputs import GATHER, SMALL, Inputs, Way, some, trial, ways
+from ranks import Failure, Ranks, context, failure_of, fresh, poison, worlds
+
+from iris.ops.problem import DTYPES
+
+GATHERS = [way for way in ways(GATHER) if way.algorithm != "pull"]
+
+
+def everyone(a: torch.Tensor, way: Way) -> torch.Tensor:
+    """All ranks' parts of A, gathered. Collective."""
+    parts = [context().broadcast(a.cpu(), rank) for rank in range(context().world_size)]
+    return torch.cat([part.double() for part in parts], way.gather_dim)
+
+
+def wrong(way: Way, dtype: torch.dtype, seed: int) -> list[str]:
+    """What is wrong after each of three calls in a row, each with new operands, of other sizes, and another layout of
+    ``gathered``."""
+    ctx, found = context(), []
+    poison(ctx)
+    for call, shape in enumerate([(19, 17, 40), (7, 16, 33), (35, 33, 72)]):
+        one = trial(ctx, way, shape, dtype, seed + call)
+        whole = everyone(one.a, way)
+        frame = torch.full((2 * whole.shape[0], whole.shape[1] + 3), 7, device=ctx.device).to(dtype)
+        gathered = [frame[::2, 1:-2], torch.empty_like(whole, dtype=dtype, device=ctx.device)][call % 2]
+        config = replace(SMALL, algorithm=way.algorithm, num_chunks=1 + call % 2)
+        scales = {"scale_a": one.scale_a, "scale_b": one.scale_b}
+        ctx.ops.all_gather_matmul(
+            one.output, one.a, one.b, gather_dim=way.gather_dim, gathered=gathered, config=config, **scales
+        )  # fmt: skip
+        ctx.synchronize()
+        if one.excess() > 1:
+            found.append(f"call {call}: the product")
+        if not torch.equal(gathered.cpu().double(), whole):
+            found.append(f"call {call}: {(gathered.cpu().double() != whole).sum()} elements of A")
+        if not (torch.equal(frame[1::2].double(), torch.full_like(frame[1::2], 7, dtype=torch.float64))):
+            found.append(f"call {call}: memory beside it")
+    return found
+
+
+@pytest.mark.parametrize("ranks", worlds(1, 4), indirect=True)
+@pytest.mark.parametrize(("way", "dtype"), some([(way, dtype) for way in GATHERS for dtype in DTYPES], 7))
+def test_all_of_a_is_left(ranks: Ranks, way: Way, dtype: torch.dtype, seed: int) -> None:
+    assert ranks.run(wrong, way, dtype, seed) == [[]] * ranks.world_size
+
+
+def again_and_again(seed: int) -> list[bool]:
+    """Whether A is right after each of some calls with the same memory and new numbers, which may be replayed."""
+    ctx, right = context(), []
+    made = Inputs(seed + ctx.rank)
+    for algorithm in ("push", "low_latency", "decomposed"):
+        a, b = torch.empty(9, 40, device=ctx.device), made.matrix(40, 16, torch.float32).to(ctx.device)
+        output, gathered = (a.new_empty(9 * ctx.world_size, cols) for cols in (16, 40))
+        for _ in range(4):
+            a.copy_(made.matrix(9, 40, torch.float32))
+            config = replace(SMALL, algorithm=algorithm)
+            ctx.ops.all_gather_matmul(output, a, b, gather_dim=0, gathered=gathered, config=config)
+            right.append(torch.equal(gathered.cpu().double(), everyone(a, Way(GATHER, algorithm))))
+    return right
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+def test_a_is_left_by_calls_that_repeat(ranks: Ranks, seed: int) -> None:
+    assert ranks.run(again_and_again, seed) == [[True] * 12] * 2
+
+
+def failures() -> dict[str, Failure]:
+    with fresh(4 << 20) as ctx:
+        a, b = ctx.zeros(4, 8), torch.zeros(8, 8, device=ctx.device)
+        output, whole = (torch.zeros(4 * ctx.world_size, 8, device=ctx.device) for _ in range(2))
+        given: dict[str, Any] = {
+            "shape": whole[:3], "dtype": whole.half(), "kind": 3, "output": output, "itself": whole[:1].expand(8, 8),
+            "B": b.expand(8, 8),
+        }  # fmt: skip
+        found = {
+            name: failure_of(lambda one=one: ctx.ops.all_gather_matmul(output, a, b, gather_dim=0, gathered=one))
+            for name, one in given.items()
+        }
+        found["pull"] = failure_of(
+            lambda: ctx.ops.all_gather_matmul(output, a, b, gather_dim=0, gathered=whole, config="pull")
+        )
+    return found
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+def test_what_is_no_place_for_a_is_refused(ranks: Ranks) -> None:
+    for found in ranks.run(failures):
+        kinds = {name: failure.kind for name, failure in found.items()}
+        assert kinds == {
+            "shape": "ShapeError", "dtype": "DTypeError", "kind": "DTypeError", "output": "ArgumentError",
+            "itself": "ShapeError", "B": "ArgumentError", "pull": "ArgumentError",
+        }  # fmt: skip
+        assert all(failure.message.startswith(f"{GATHER}: gathered: expected ") for failure in found.values())
+
+
+def broken_graph() -> bool:
+    """Whether a compiled call with ``gathered`` is right, which no node can make."""
+    ctx = context()
+    a, b = torch.full((4, 8), ctx.rank + 1.0, device=ctx.device), torch.ones(8, 8, device=ctx.device)
+    output, gathered = torch.zeros(4 * ctx.world_size, 8, device=ctx.device), a.new_zeros(4 * ctx.world_size, 8)
+
+    def layer(x: torch.Tensor) -> torch.Tensor:
+        ctx.ops.all_gather_matmul(output, x, b, gather_dim=0, gathered=gathered)
+        return gathered + 0
+
+    found = torch.compile(layer, backend="eager")(a)
+    return torch.equal(found.cpu().double(), everyone(a, Way(GATHER, "push")))
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+def test_a_is_left_by_compiled_calls(ranks: Ranks) -> None:
+    assert ranks.run(broken_graph) == [True, True]
