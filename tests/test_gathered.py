@@ -32,7 +32,7 @@ def wrong(way: Way, dtype: torch.dtype, seed: int) -> list[str]:
         frame = torch.full((2 * whole.shape[0], whole.shape[1] + 3), 7, device=ctx.device).to(dtype)
         gathered = [frame[::2, 1:-2], torch.empty_like(whole, dtype=dtype, device=ctx.device)][call % 2]
         config = replace(SMALL, algorithm=way.algorithm, num_chunks=1 + call % 2)
-        scales = {"scale_a": one.scale_a, "scale_b": one.scale_b}
+        scales: dict[str, Any] = {"scale_a": one.scale_a, "scale_b": one.scale_b}
         ctx.ops.all_gather_matmul(
             one.output, one.a, one.b, gather_dim=way.gather_dim, gathered=gathered, config=config, **scales
         )  # fmt: skip

@@ -20,6 +20,7 @@ from iris.ops.matmul_all_scatter import matmul_all_scatter
 from iris.ops.matmul_reduce_scatter import matmul_reduce_scatter
 from iris.ops.pick import pick_config
 from iris.ops.problem import Problem
+from iris.ops.symm_mem import replace_symm_mem
 from iris.ops.workspace import FusedWorkspace, new_workspace
 
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "matmul_reduce_scatter",
     "new_workspace",
     "pick_config",
+    "replace_symm_mem",
 ]
 
 P = ParamSpec("P")

@@ -1,0 +1,316 @@
+"""PyTorch's fused ops ``torch.ops.symm_mem.fused_*``, computed by Iris.
+
+Compilers put these ops in place of a collective and a matmul: TorchInductor with ``_micro_pipeline_tp`` (async tensor
+parallelism), and serving engines with passes of their own. So a model that they compile runs on Iris without a change,
+once :func:`replace_symm_mem` has been called.
+
+The ops keep PyTorch's signatures, shapes and strides. What Iris does not compute is left to PyTorch's own kernel:
+dtypes other than fp16, bf16, fp32 and fp8 (e4m3); a scatter of columns; a scaled gather of columns; a scaled matmul
+with a ``result_scale``, without an ``out_dtype``, or, in a reduce-scatter, with a bias, which PyTorch adds once for
+each rank. Whether a call is left depends on its shapes and dtypes only, so all ranks decide alike.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+
+from iris.context import Iris, require_context
+from iris.errors import ArgumentError, ranks_text
+from iris.membership import global_ranks
+from iris.ops.all_gather_matmul import all_gather_matmul
+from iris.ops.local_matmul import matmul
+from iris.ops.matmul_reduce_scatter import matmul_reduce_scatter
+from iris.ops.problem import FLOATS
+
+OP = "replace_symm_mem"
+_SERVED: dict[str, weakref.ref[Iris]] = {}
+"""The context that serves a process group, by the group's name."""
+_SCALAR_TYPES = {5: torch.float16, 6: torch.float32, 15: torch.bfloat16}
+"""Dtypes by their numbers in PyTorch's dispatcher, which passes lists of dtypes so."""
+
+
+class _Left(Exception):
+    """A call that PyTorch's own kernel is to compute; the text says why."""
+
+
+def replace_symm_mem(ctx: Iris, group: Any = None) -> None:
+    """From now on, compute ``torch.ops.symm_mem.fused_*`` by Iris for calls on ``group``, until ``ctx`` is closed.
+
+    These are ``fused_all_gather_matmul``, ``fused_matmul_reduce_scatter`` and the scaled forms of both. Their unfused
+    equivalents are those of :func:`iris.ops.all_gather_matmul` and :func:`iris.ops.matmul_reduce_scatter`, for operands
+    with any number of leading dimensions. Call this on all ranks of the group, before they run such an op.
+
+    Args:
+        ctx: a context that was made for ``group``. Its heap must have room for what the ops gather and sum.
+        group: the process group that the ops are called with; None: the default group of ``torch.distributed``.
+
+    Raises:
+        ArgumentError: ``torch.distributed`` is not initialised; ``ctx`` has other ranks than ``group``; or another open
+            context serves it.
+        ContextError: the context is closed, or belongs to a parent process.
+
+    Sync: none. The ops run on the current stream, as :func:`iris.ops.all_gather_matmul` says.
+    """
+    require_context(OP, ctx)
+    ctx.check(OP)
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        fix = "These ops name their ranks by a process group: call torch.distributed.init_process_group first."
+        raise ArgumentError(OP, "group", "a process group", "none, as torch.distributed is not initialised", fix)
+    ranks = global_ranks(group)
+    if ranks != ctx._global_ranks:
+        got = f"one of {ranks_text(ranks)}"
+        raise ArgumentError(OP, "group", f"the group that ctx was made for, of {ranks_text(ctx._global_ranks)}", got)
+    name: str = (group or _world()).group_name
+    other = _context_of(name)
+    if other is not None and other is not ctx:
+        raise ArgumentError(OP, "group", "one that no open context serves", f"{name!r}, served by {other!r}")
+    _install("CUDA" if ctx.device.type == "cuda" else "CPU")
+    _SERVED[name] = weakref.ref(ctx)
+
+
+def _world() -> Any:
+    return torch.distributed.group.WORLD
+
+
+def _context_of(group_name: str) -> Iris | None:
+    """The open context that serves the group of this name."""
+    found = _SERVED.get(group_name)
+    ctx = found() if found is not None else None
+    return ctx if ctx is not None and ctx._open else None
+
+
+@cache
+def _install(key: str) -> torch.library.Library:
+    """Put Iris's kernels in front of PyTorch's, for tensors of the dispatch key ``key``."""
+    import torch.distributed._symmetric_memory  # defines the ops
+
+    library = torch.library.Library("symm_mem", "IMPL")
+    for kernel in _KERNELS:
+        library.impl(kernel.__name__, _in_front(kernel, key), key, with_keyset=True, allow_override=True)
+    return library
+
+
+def _in_front(kernel: Callable[..., Any], key: str) -> Callable[..., Any]:
+    """``kernel``, or PyTorch's own where no context serves the group, or where ``kernel`` leaves the call to it."""
+    name = kernel.__name__
+    op = getattr(torch.ops.symm_mem, name).default
+    arguments = [argument.name for argument in op._schema.arguments]
+    there = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key)
+    original = torch.library.get_kernel(op, key) if there else None
+
+    def call(keyset: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+        given = dict(zip(arguments, args, strict=False)) | kwargs
+        ctx = _context_of(given["group_name"])
+        why = f"no open context of Iris serves the group {given['group_name']!r}"
+        if ctx is not None:
+            try:
+                with torch.no_grad():  # PyTorch's kernels record no gradients either
+                    return kernel(ctx, **given)
+            except _Left as reason:
+                why = f"Iris leaves it to PyTorch: {reason}"
+                told = ctx.kept((OP, name, why), list[None])
+                if not told:
+                    told.append(None)
+                    ctx.debug(f"torch.ops.symm_mem.{name}: {why}")
+        if original is None:
+            raise NotImplementedError(f"torch.ops.symm_mem.{name} on {key}: PyTorch has no kernel, and {why}")
+        return original.call_boxed(keyset, *args, **kwargs)
+
+    return call
+
+
+def fused_all_gather_matmul(
+    ctx: Iris, A: torch.Tensor, Bs: list[torch.Tensor], gather_dim: int, group_name: str, return_A: bool = True
+) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
+    """``A`` gathered along ``gather_dim``, and its product with each of ``Bs``."""
+    if not Bs or A.dtype not in FLOATS:
+        raise _Left(f"dtype {A.dtype}" if Bs else "no B")
+    for b in Bs:
+        _check_operands(ctx, A, b, gather_dim, 1 if gather_dim < A.dim() - 1 else ctx.world_size)
+    return _gathered(ctx, A, Bs, gather_dim, return_A, [b.dtype for b in Bs], [{} for _ in Bs])
+
+
+def fused_all_gather_scaled_matmul(
+    ctx: Iris,
+    A: torch.Tensor,
+    Bs: list[torch.Tensor],
+    A_scale: torch.Tensor,
+    B_scales: list[torch.Tensor],
+    gather_dim: int,
+    group_name: str,
+    biases: list[torch.Tensor | None],
+    result_scales: list[torch.Tensor | None],
+    out_dtypes: list[torch.dtype | int | None],
+    use_fast_accum: list[bool],
+) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
+    """As :func:`fused_all_gather_matmul`, for fp8 with scales of matrices, or of rows and columns."""
+    count = len(Bs)
+    if not count or any(len(one) != count for one in (B_scales, biases, result_scales, out_dtypes)):
+        raise _Left("lists of different lengths")
+    for b in Bs:
+        _check_operands(ctx, A, b, gather_dim, 1)
+    if gather_dim == A.dim() - 1:
+        raise _Left("a scaled gather of columns")
+    made = [_made(A, one, result_scale) for one, result_scale in zip(out_dtypes, result_scales, strict=True)]
+    whole = list(A.shape)
+    whole[gather_dim] *= ctx.world_size
+    scale = of_all = A_scale.reshape(-1)
+    if A_scale.numel() != 1:
+        sharded = list(A_scale.shape) == [*A.shape[:-1], 1]
+        if not sharded and list(A_scale.shape) != [*whole[:-1], 1]:
+            raise _Left(f"A_scale of shape {tuple(A_scale.shape)}")
+        of_all = _flat(A_scale, gather_dim).reshape(-1).contiguous()
+        scale = of_all if sharded else of_all.chunk(ctx.world_size)[ctx.rank]
+        if sharded and count > 1:
+            raise _Left("several matrices B, and scales of this rank's rows of A")
+    others = [_scales_of_b(b, by_b) | {"bias": bias} for b, by_b, bias in zip(Bs, B_scales, biases, strict=True)]
+    return _gathered(ctx, A, Bs, gather_dim, True, made, others, scale, of_all)
+
+
+def fused_matmul_reduce_scatter(
+    ctx: Iris, A: torch.Tensor, B: torch.Tensor, reduce_op: str, scatter_dim: int, group_name: str
+) -> torch.Tensor:
+    """``A @ B`` summed over the ranks, of which each keeps its part along ``scatter_dim``."""
+    if A.dtype not in FLOATS:
+        raise _Left(f"dtype {A.dtype}")
+    _check_operands(ctx, A, B, scatter_dim, 1)
+    flat = _flat(A, scatter_dim)
+    product = _scattered(ctx, flat, B, reduce_op, A.shape[scatter_dim], scatter_dim == A.dim() - 1, A.dtype, {})
+    leading = list(A.movedim(scatter_dim, 0).shape[:-1])
+    return product.view(leading[0] // ctx.world_size, *leading[1:], -1).movedim(0, scatter_dim).contiguous()
+
+
+def fused_scaled_matmul_reduce_scatter(
+    ctx: Iris,
+    A: torch.Tensor,
+    B: torch.Tensor,
+    A_scale: torch.Tensor,
+    B_scale: torch.Tensor,
+    reduce_op: str,
+    orig_scatter_dim: int,
+    scatter_dim_after_maybe_reshape: int,
+    group_name: str,
+    output_shape: list[int],
+    bias: torch.Tensor | None = None,
+    result_scale: torch.Tensor | None = None,
+    out_dtype: torch.dtype | int | None = None,
+    use_fast_accum: bool = False,
+) -> torch.Tensor:
+    """As :func:`fused_matmul_reduce_scatter`, for fp8 with scales of matrices, or of rows and columns, along the first
+    dimension."""
+    _check_operands(ctx, A, B, 0, 1)
+    if bias is not None:
+        raise _Left("a bias, which PyTorch adds once for each rank")
+    if orig_scatter_dim or scatter_dim_after_maybe_reshape:
+        raise _Left(f"a scaled scatter along dimension {orig_scatter_dim}")
+    made, scale = _made(A, out_dtype, result_scale), A_scale.reshape(-1)
+    if A_scale.numel() != 1 and list(A_scale.shape) != [*A.shape[:-1], 1]:
+        raise _Left(f"A_scale of shape {tuple(A_scale.shape)}")
+    flat = A.flatten(0, -2)
+    first = output_shape[0]
+    if math.prod(output_shape[:-1]) != flat.shape[0]:
+        raise _Left(f"output_shape {tuple(output_shape)}")
+    scales = _scales_of_b(B, B_scale) | {"scale_a": scale}
+    product = _scattered(ctx, flat, B, reduce_op, first, False, made, scales)
+    return product.view(first // ctx.world_size, *output_shape[1:-1], -1)
+
+
+_KERNELS = (
+    fused_all_gather_matmul, fused_all_gather_scaled_matmul, fused_matmul_reduce_scatter,
+    fused_scaled_matmul_reduce_scatter,
+)  # fmt: skip
+
+
+def _check_operands(ctx: Iris, a: torch.Tensor, b: torch.Tensor, dim: int, parts: int) -> None:
+    """Leave to PyTorch what it refuses, or what no op of Iris takes. ``parts``: how many parts of K ``a`` is one of."""
+    if a.dim() < 2 or not 0 <= dim < a.dim() or b.dim() != 2 or a.shape[-1] * parts != b.shape[0] or a.dtype != b.dtype:
+        raise _Left(f"A of shape {tuple(a.shape)} and B of shape {tuple(b.shape)}, {a.dtype} and {b.dtype}")
+    if not (a.numel() and b.numel()):
+        raise _Left("an empty matrix")
+    if not a.device == b.device == ctx.device:
+        raise _Left(f"tensors on {a.device} and {b.device}")
+
+
+def _made(a: torch.Tensor, out_dtype: torch.dtype | int | None, result_scale: torch.Tensor | None) -> torch.dtype:
+    """The dtype of a scaled product."""
+    made = _SCALAR_TYPES.get(out_dtype) if isinstance(out_dtype, int) else out_dtype
+    if a.dtype != torch.float8_e4m3fn or made not in FLOATS or result_scale is not None:
+        raise _Left(f"a product of {a.dtype} in {out_dtype}, {'' if result_scale is None else 'with a result_scale'}")
+    return made
+
+
+def _scales_of_b(b: torch.Tensor, scale: torch.Tensor) -> dict[str, Any]:
+    if scale.numel() not in (1, b.shape[1]):
+        raise _Left(f"scales of B of shape {tuple(scale.shape)}")
+    return {"scale_b": scale.reshape(-1)}
+
+
+def _flat(a: torch.Tensor, dim: int) -> torch.Tensor:
+    """``a`` as a matrix whose rows go along ``dim`` first."""
+    return a.movedim(dim, 0).flatten(0, -2)
+
+
+def _gathered(
+    ctx: Iris,
+    a: torch.Tensor,
+    bs: list[torch.Tensor],
+    dim: int,
+    return_a: bool,
+    dtypes: list[torch.dtype],
+    others: list[dict[str, Any]],
+    scale: torch.Tensor | None = None,
+    scale_of_all: torch.Tensor | None = None,
+) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
+    """The gathered A, and the products with ``bs``: the widest is multiplied while A is gathered, the others then."""
+    world, columns = ctx.world_size, dim == a.dim() - 1
+    own = a.flatten(0, -2) if columns else _flat(a, dim)
+    m, k = own.shape[0] * (1 if columns else world), own.shape[1] * (world if columns else 1)
+    gathered = own.new_empty(m, k) if return_a or len(bs) > 1 else None
+    products = [own.new_empty(m, b.shape[1], dtype=dtype) for b, dtype in zip(bs, dtypes, strict=True)]
+    widest = max(range(len(bs)), key=lambda number: bs[number].shape[1])
+    given: dict[str, Any] = {} if scale is None else {"scale_a": scale}
+    all_gather_matmul(
+        ctx, products[widest], own, bs[widest], gather_dim=int(columns), gathered=gathered, **given, **others[widest]
+    )
+    for number, (b, product) in enumerate(zip(bs, products, strict=True)):
+        if number == widest:
+            continue
+        assert gathered is not None
+        if scale is None:
+            torch.mm(gathered, b, out=product)
+        else:
+            matmul(ctx, product, gathered, b, scale_a=scale_of_all, **others[number])
+
+    def shaped(matrix: torch.Tensor) -> torch.Tensor:
+        if columns:
+            return matrix.view(*a.shape[:-1], -1)
+        leading = a.movedim(dim, 0).shape[:-1]
+        return matrix.view(world * leading[0], *leading[1:], -1).movedim(0, dim)
+
+    return shaped(gathered) if return_a and gathered is not None else None, [*map(shaped, products)]
+
+
+def _scattered(
+    ctx: Iris,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    reduce_op: str,
+    extent: int,
+    columns: bool,
+    dtype: torch.dtype,
+    scales: dict[str, Any],
+) -> torch.Tensor:
+    """This rank's rows of the summed product of ``a`` with ``b``. ``extent``: of the dimension that ranks share."""
+    if columns:
+        raise _Left("a scatter of columns")
+    if reduce_op not in ("sum", "avg") or extent % ctx.world_size:
+        raise _Left(f"reduce_op {reduce_op!r}, a dimension of {extent}")
+    product = a.new_empty(a.shape[0] // ctx.world_size, b.shape[1], dtype=dtype)
+    matmul_reduce_scatter(ctx, product, a, b, **scales)
+    return product.div_(ctx.world_size) if reduce_op == "avg" else product
