@@ -35,7 +35,7 @@ from iris.identity import Identity
 from iris.leases import Leases
 from iris.live import OPEN, Live, Opened, end_all, ending, forget_all, hold, real_error
 from iris.log import RankLogger
-from iris.membership import Group, global_ranks, identify, members
+from iris.membership import Group, global_ranks, group_name, identify, members
 from iris.mesh import Mesh
 from iris.symmetric import SymmetricHeap
 from iris.timeouts import Timeouts, timeouts
@@ -139,7 +139,7 @@ class Iris(Live, SymmetricHeap, RankLogger, Aliases):
             raise ArgumentError("iris", "world size", f"at most {MAX_RANKS} ranks", who.world_size)
         self.rank, self.world_size, self.timeout_s = who.rank, who.world_size, limits.steady_s
         self.backend_name = choice.name
-        self._global_ranks = global_ranks(group)
+        self._global_ranks, self._group_name = global_ranks(group), group_name(group)
         self._start_logging(self.rank, log_level)
         self._mesh = Mesh(who.rank, who.world_size, who.job, limits.first_s)
         try:

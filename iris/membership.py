@@ -99,6 +99,15 @@ def global_ranks(group: Group) -> list[int]:
     return list(torch.distributed.get_process_group_ranks(group or torch.distributed.group.WORLD))
 
 
+def group_name(group: Group) -> str:
+    """The name that ``torch.distributed`` has for the process group; empty if that is not used."""
+    if not _distributed():
+        return ""
+    from torch.distributed.distributed_c10d import _get_default_group
+
+    return str((group or _get_default_group()).group_name)
+
+
 def global_names(ranks: Iterable[int], of_torch: list[int]) -> str:
     """The numbers that ``torch.distributed`` has for ``ranks`` of a context, if they differ; ``of_torch``: its numbers
     of all ranks of the context."""

@@ -2,12 +2,7 @@
 
 Compilers put these ops in place of a collective and a matmul: TorchInductor with ``_micro_pipeline_tp`` (async tensor
 parallelism), and serving engines with passes of their own. So a model that they compile runs on Iris without a change,
-once :func:`replace_symm_mem` has been called.
-
-The ops keep PyTorch's signatures, shapes and strides. What Iris does not compute is left to PyTorch's own kernel:
-dtypes other than fp16, bf16, fp32 and fp8 (e4m3); a scatter of columns; a scaled gather of columns; a scaled matmul
-with a ``result_scale``, without an ``out_dtype``, or, in a reduce-scatter, with a bias, which PyTorch adds once for
-each rank. Whether a call is left depends on its shapes and dtypes only, so all ranks decide alike.
+once :func:`replace_symm_mem` has been called. The ops keep PyTorch's signatures, shapes and strides.
 """
 
 from __future__ import annotations
@@ -21,8 +16,7 @@ from typing import Any
 import torch
 
 from iris.context import Iris, require_context
-from iris.errors import ArgumentError, ranks_text
-from iris.membership import global_ranks
+from iris.errors import ArgumentError
 from iris.ops.all_gather_matmul import all_gather_matmul
 from iris.ops.local_matmul import matmul
 from iris.ops.matmul_reduce_scatter import matmul_reduce_scatter
@@ -39,43 +33,40 @@ class _Left(Exception):
     """A call that PyTorch's own kernel is to compute; the text says why."""
 
 
-def replace_symm_mem(ctx: Iris, group: Any = None) -> None:
-    """From now on, compute ``torch.ops.symm_mem.fused_*`` by Iris for calls on ``group``, until ``ctx`` is closed.
+def replace_symm_mem(ctx: Iris) -> None:
+    """From now on, compute ``torch.ops.symm_mem.fused_*`` by Iris for calls on the process group for which ``ctx`` was
+    made, until ``ctx`` is closed.
 
     These are ``fused_all_gather_matmul``, ``fused_matmul_reduce_scatter`` and the scaled forms of both. Their unfused
     equivalents are those of :func:`iris.ops.all_gather_matmul` and :func:`iris.ops.matmul_reduce_scatter`, for operands
     with any number of leading dimensions. Call this on all ranks of the group, before they run such an op.
 
+    Left to PyTorch's own kernels are dtypes other than fp16, bf16, fp32 and fp8 (e4m3), scatters of columns, and of the
+    scaled ops gathers of columns, scatters that are not along the first dimension, a ``result_scale``, no
+    ``out_dtype``, scales of this rank's rows with several B, and a bias of a reduce-scatter, which PyTorch adds once
+    for each rank. This depends on shapes and dtypes only, so all ranks decide alike.
+
     Args:
-        ctx: a context that was made for ``group``. Its heap must have room for what the ops gather and sum.
-        group: the process group that the ops are called with; None: the default group of ``torch.distributed``.
+        ctx: a context made for a process group of ``torch.distributed``: ``iris.iris(heap_size, group)``. Its heap must
+            have room for what the ops gather and sum.
 
     Raises:
-        ArgumentError: ``torch.distributed`` is not initialised; ``ctx`` has other ranks than ``group``; or another open
-            context serves it.
+        ArgumentError: ``ctx`` was made without ``torch.distributed``, or another open context serves its group.
         ContextError: the context is closed, or belongs to a parent process.
 
     Sync: none. The ops run on the current stream, as :func:`iris.ops.all_gather_matmul` says.
     """
     require_context(OP, ctx)
     ctx.check(OP)
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        fix = "These ops name their ranks by a process group: call torch.distributed.init_process_group first."
-        raise ArgumentError(OP, "group", "a process group", "none, as torch.distributed is not initialised", fix)
-    ranks = global_ranks(group)
-    if ranks != ctx._global_ranks:
-        got = f"one of {ranks_text(ranks)}"
-        raise ArgumentError(OP, "group", f"the group that ctx was made for, of {ranks_text(ctx._global_ranks)}", got)
-    name: str = (group or _world()).group_name
+    name = ctx._group_name
+    if not name:
+        fix = "These ops name their ranks by such a group: call torch.distributed.init_process_group before iris.iris."
+        raise ArgumentError(OP, "ctx", "a context for a process group", "one made without torch.distributed", fix)
     other = _context_of(name)
     if other is not None and other is not ctx:
-        raise ArgumentError(OP, "group", "one that no open context serves", f"{name!r}, served by {other!r}")
+        raise ArgumentError(OP, "ctx", f"the only open one that serves the group {name!r}", f"another than {other!r}")
     _install("CUDA" if ctx.device.type == "cuda" else "CPU")
     _SERVED[name] = weakref.ref(ctx)
-
-
-def _world() -> Any:
-    return torch.distributed.group.WORLD
 
 
 def _context_of(group_name: str) -> Iris | None:
