@@ -18,7 +18,7 @@ GATHERS = [way for way in ways(GATHER) if way.algorithm != "pull"]
 def everyone(a: torch.Tensor, way: Way) -> torch.Tensor:
     """All ranks' parts of A, gathered. Collective."""
     parts = [context().broadcast(a.cpu(), rank) for rank in range(context().world_size)]
-    return torch.cat([part.double() for part in parts], way.gather_dim)
+    return torch.cat([part.cpu().double() for part in parts], way.gather_dim)
 
 
 def wrong(way: Way, dtype: torch.dtype, seed: int) -> list[str]:

@@ -8,6 +8,7 @@ once :func:`replace_symm_mem` has been called. The ops keep PyTorch's signatures
 from __future__ import annotations
 
 import math
+import warnings
 import weakref
 from collections.abc import Callable
 from functools import cache
@@ -82,8 +83,10 @@ def _install(key: str) -> torch.library.Library:
     import torch.distributed._symmetric_memory  # defines the ops
 
     library = torch.library.Library("symm_mem", "IMPL")
-    for kernel in _KERNELS:
-        library.impl(kernel.__name__, _in_front(kernel, key), key, with_keyset=True, allow_override=True)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", r"(?s).*Overriding a previously registered kernel", UserWarning)
+        for kernel in _KERNELS:
+            library.impl(kernel.__name__, _in_front(kernel, key), key, with_keyset=True, allow_override=True)
     return library
 
 
