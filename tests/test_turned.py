@@ -99,7 +99,7 @@ def products_of_new_weights() -> list[bool]:
         b.copy_(torch.randint(-9, 9, b.shape))
         ctx.ops.matmul_all_reduce(total, a, b)
         product = (a.double() @ b.double()).cpu()
-        expected = sum(ctx.broadcast(product, rank) for rank in range(ctx.world_size))
+        expected = sum(ctx.broadcast(product, rank).cpu() for rank in range(ctx.world_size))
         right.append(torch.equal(total.double().cpu(), cast(torch.Tensor, expected)))
     return right
 
