@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from ops_inputs import GATHER, SMALL, Inputs, Way, some, trial, ways
-from ranks import Failure, Ranks, context, failure_of, fresh, poison, worlds
+from ranks import BACKEND, Failure, Ranks, context, failure_of, fresh, poison, worlds
 
+from iris.ops.all_gather_matmul import _Call
 from iris.ops.problem import DTYPES
 
 GATHERS = [way for way in ways(GATHER) if way.algorithm != "pull"]
@@ -70,6 +73,36 @@ def again_and_again(seed: int) -> list[bool]:
 @pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
 def test_a_is_left_by_calls_that_repeat(ranks: Ranks, seed: int) -> None:
     assert ranks.run(again_and_again, seed) == [[True] * 12] * 2
+
+
+def a_call_behind_a_late_copy(way: Way) -> list[list[float]]:
+    """The numbers in A as two calls in a row have left it, if the first rank copies late what the first call has
+    gathered; with ranks 0 and 1 these are 1 and 2, then 11 and 12."""
+    ctx, late = context(), _Call.leave_gathered
+
+    def leave(call: _Call, gathered: torch.Tensor) -> None:
+        if BACKEND == "sim" and ctx.rank == 0:
+            time.sleep(0.3)
+        elif ctx.rank == 0:
+            torch.cuda._sleep(10**8)
+        late(call, gathered)
+
+    rows, cols = (8 * ctx.world_size, 16) if way.gather_dim == 0 else (8, 16 * ctx.world_size)
+    parts = [ctx.full((8, 16), first + ctx.rank) for first in (1.0, 11.0)]
+    left, output = ctx.zeros(2, rows, cols), torch.zeros(rows, 8, device=ctx.device)
+    b, config = torch.ones(cols, 8, device=ctx.device), replace(SMALL, algorithm=way.algorithm)
+    ctx.barrier()
+    with mock.patch.object(_Call, "leave_gathered", leave):
+        for part, gathered in zip(parts, left, strict=True):
+            ctx.ops.all_gather_matmul(output, part, b, gather_dim=way.gather_dim, gathered=gathered, config=config)
+    ctx.synchronize()
+    return [sorted(gathered.unique().tolist()) for gathered in left]
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+@pytest.mark.parametrize("way", GATHERS, ids=str)
+def test_no_peer_overwrites_what_is_still_to_be_copied(ranks: Ranks, way: Way) -> None:
+    assert ranks.run(a_call_behind_a_late_copy, way) == [[[1.0, 2.0], [11.0, 12.0]]] * 2
 
 
 def failures() -> dict[str, Failure]:

@@ -9,14 +9,14 @@ from unittest import mock
 import pytest
 import torch
 from ops_inputs import GATHER, LAYOUTS, LOCAL, REDUCE_SCATTER, SMALL, Way, some, trial, ways
-from ranks import Ranks, context, worlds
+from ranks import Ranks, context, fresh, worlds
 
 from iris import ops
 from iris.ops import row_major, target
 from iris.ops.model import predict_ms
 from iris.ops.pick import figures, model_pick
 from iris.ops.problem import DTYPES, QUANTISED, TURNED_FROM_ROWS, Problem
-from iris.ops.workspace import new_workspace
+from iris.ops.workspace import FusedWorkspace, new_workspace
 
 ROWS, N, DEPTH = TURNED_FROM_ROWS, 17, 40
 
@@ -87,6 +87,32 @@ def test_each_way_transposes_b_once(ranks: Ranks, way: Way, dtype: torch.dtype, 
 def test_a_transposed_b_is_read_in_place(ranks: Ranks, seed: int) -> None:
     for excess, turns, _ in ranks.run(excess_and_turns, Way(LOCAL, "local"), torch.int8, "transposed", seed):
         assert excess <= 1 and turns == 0
+
+
+def copies_of_b() -> tuple[int, int, int]:
+    """How many transposed copies of B are kept: after calls with several numbers of rows, which need workspaces of
+    several sizes; then in a workspace of the caller's; and how many there should be if B is transposed."""
+    with fresh(1 << 23) as ctx:
+        b = torch.ones(64, 48, dtype=torch.int8, device=ctx.device)
+        for algorithm, rows in (("push", 128), ("push", 512), ("decomposed", 1024)):
+            output = torch.zeros(rows // ctx.world_size, 48, dtype=torch.int32, device=ctx.device)
+            a = torch.ones(rows, 64, dtype=torch.int8, device=ctx.device)
+            ctx.ops.matmul_reduce_scatter(output, a, b, config=replace(SMALL, algorithm=algorithm))
+        own = new_workspace(ctx, REDUCE_SCATTER, "decomposed", 1 << 20)
+        ctx.ops.matmul_reduce_scatter(output, a, b, config=replace(SMALL, algorithm="decomposed"), workspace=own)
+        ctx.synchronize()
+        kept = [*(one for one in ctx._workspaces.values()), *(one for one in ctx._kept.values())]
+        found = [one.local for one in kept if isinstance(one, FusedWorkspace)]
+        return (
+            sum(key[0] == "columns" for local in found for key in local),
+            sum(key[0] == "columns" for key in own.local), int(target.takes_columns_only(ctx)),
+        )  # fmt: skip
+
+
+@pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
+def test_one_copy_serves_all_sizes(ranks: Ranks) -> None:
+    for kept, own, expected in ranks.run(copies_of_b):
+        assert kept == own == expected
 
 
 def products_of_new_weights() -> list[bool]:

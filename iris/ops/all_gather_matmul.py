@@ -101,7 +101,7 @@ from iris.ops.plan import Plan
 from iris.ops.problem import Problem
 from iris.ops.replay import replayed
 from iris.ops.room import GATHER_FLAGS, memory_of, scales_blocks, scales_matrix, scales_nbytes
-from iris.ops.row_major import aligned, row_major, squares, turned
+from iris.ops.row_major import aligned, copy_to, row_major, squares, turned
 from iris.ops.rows import MAX_CHUNKS, Rows, abreast, arriving_groups, chunks_of, evenly
 from iris.ops.scales import BLOCK
 from iris.ops.workspace import FusedWorkspace
@@ -145,8 +145,9 @@ def all_gather_matmul(
         scale_b: the same for this rank's columns of B: one number, or [N], or [1, N]; or one for each block of 128 rows
             and 128 columns, [K / 128, N / 128], rounded up. Scales of blocks may have any strides.
         gather_dim: which dimension of A is sharded; None: inferred from the shapes.
-        gathered: [M, K] in A's dtype, any strides: where to leave all of A, too, for another matmul with it; on all
-            ranks or on none. It takes a copy within this GPU's memory. Not by ``pull``, which gathers nothing.
+        gathered: [M, K] in A's dtype, any strides, not in memory of an operand: where to leave all of A, too, for
+            another matmul with it; on all ranks or on none. It takes a copy within this GPU's memory, and by
+            ``copy_engine`` and ``decomposed`` the ranks meet once more. Not by ``pull``, which gathers nothing.
         config: None picks one, see :func:`iris.ops.pick_config`. All algorithms but ``pull`` need staging memory for
             all of A on the symmetric heap, ``push`` twice that, and ``low_latency`` two to four times. If the heap
             lacks that, "auto" takes ``pull``, provided that A_sharded is on the heap.
@@ -239,15 +240,23 @@ class _Call(OpCall):
         self.launch(Plan(self.site, alone=True))
 
     def leave_gathered(self, gathered: torch.Tensor) -> None:
-        """Copy what the call has gathered to ``gathered``. No peer writes to this rank's staging memory again before
-        this rank's next call, which follows on the stream."""
+        """Copy what the call has gathered to ``gathered``.
+
+        Mostly no peer writes to this rank's staging memory again before this rank has entered the next call. Copy
+        engines do not wait for that, but for the ranks to meet at the end: so the ranks meet once more after the copy.
+        """
+        ctx, algorithm = self.ctx, self.config.algorithm
+        with self.workspace.engine.unbroken(announced=ctx.world_size > 1):
+            if ctx.world_size > 1:
+                self._copy_gathered(gathered)
+            if algorithm not in ("low_latency", "baseline") or ctx.world_size == 1:  # most read it in place
+                copy_to(ctx, self.a, self._part(gathered))
+            if algorithm in ("copy_engine", "decomposed") and ctx.world_size > 1:
+                self.decomposition().meet()
+
+    def _copy_gathered(self, gathered: torch.Tensor) -> None:
+        """Copy what has arrived, and with it whatever lies where this rank's part would."""
         (m, k), config = gathered.shape, self.config
-        if self.ctx.world_size == 1:
-            gathered.copy_(self.a)
-            return
-        if config.algorithm == "low_latency":
-            gathered.copy_(self._scratch())
-            return
         if config.algorithm == "push":
             staged, half_rows = self.workspace.stacked(m, k, self.a.dtype)
             epochs = self.workspace.scratch("epochs", self.ctx.num_sms, torch.int32)
@@ -256,9 +265,11 @@ class _Call(OpCall):
                 epochs, Matrix(staged, *staged.stride()), Matrix(gathered, *gathered.stride()), m, k, half_rows,
                 BLOCK=block, num_warps=4,
             )  # fmt: skip
+        elif config.algorithm == "low_latency":
+            copy_to(self.ctx, self._scratch(), gathered)
         else:
-            gathered.copy_(self._staged(config.staged_a_layout if config.algorithm == "hbm_buffer" else "k_contiguous"))
-        self._part(gathered).copy_(self.a)  # by rows it is read in place
+            layout = config.staged_a_layout if config.algorithm == "hbm_buffer" else "k_contiguous"
+            copy_to(self.ctx, self._staged(layout), gathered)
 
     def pull(self) -> None:
         self.launch(self._plan(pull_source))

@@ -46,13 +46,13 @@ def row_major(workspace: FusedWorkspace, matrix: torch.Tensor) -> torch.Tensor:
 
 def turned(workspace: FusedWorkspace, problem: Problem, b: torch.Tensor) -> torch.Tensor:
     """``b``, or, if it has 8 bits and the tensor cores would need it transposed for many rows of A, a copy with
-    contiguous columns in memory that ``workspace`` keeps.
+    contiguous columns. Ops call this once, before they cut A; the launch of a kernel calls it for all others.
 
-    Sync: as :func:`row_major`.
+    Sync: on the current stream. The next copy for a call on the same stream may reuse the memory.
     """
     if not problem.turns_b or has_contiguous_rows(b.t()) or not takes_columns_only(workspace.ctx):
         return b
-    return _copy(workspace, b.t(), "columns").t()
+    return _copy(workspace.for_stream, b.t(), "columns").t()
 
 
 def has_aligned_rows(matrix: torch.Tensor) -> bool:
@@ -82,11 +82,16 @@ def _copy(workspace: FusedWorkspace, matrix: torch.Tensor, name: str) -> torch.T
     vector = _ALIGNMENT // matrix.element_size()
     pitch = -(-cols // vector) * vector
     copy = workspace.scratch_matrix(name, rows, pitch, matrix.dtype)[:, :cols]
-    block, programs = squares(workspace.ctx, matrix)
-    copy_kernel[(programs,)](
-        Matrix(matrix, *matrix.stride()), Matrix(copy, *copy.stride()), rows, cols, BLOCK=block, num_warps=4
-    )
+    copy_to(workspace.ctx, matrix, copy)
     return copy
+
+
+def copy_to(ctx: Iris, source: torch.Tensor, target: torch.Tensor) -> None:
+    """Copy a matrix, on the current stream; both may have any strides."""
+    block, programs = squares(ctx, source)
+    copy_kernel[(programs,)](
+        Matrix(source, *source.stride()), Matrix(target, *target.stride()), *source.shape, BLOCK=block, num_warps=4
+    )
 
 
 def squares(ctx: Iris, matrix: torch.Tensor) -> tuple[int, int]:

@@ -17,21 +17,26 @@ from typing import Any
 import torch
 
 from iris.context import Iris, require_context
-from iris.errors import ArgumentError
+from iris.errors import ArgumentError, IrisError
 from iris.ops.all_gather_matmul import all_gather_matmul
 from iris.ops.local_matmul import matmul
 from iris.ops.matmul_reduce_scatter import matmul_reduce_scatter
 from iris.ops.problem import FLOATS
 
 OP = "replace_symm_mem"
-_SERVED: dict[str, weakref.ref[Iris]] = {}
-"""The context that serves a process group, by the group's name."""
+_SERVED: dict[str, tuple[weakref.ref[Iris], weakref.ref[Any]]] = {}
+"""The context that serves a process group, and the group, by the group's name."""
 _SCALAR_TYPES = {5: torch.float16, 6: torch.float32, 15: torch.bfloat16}
 """Dtypes by their numbers in PyTorch's dispatcher, which passes lists of dtypes so."""
 
 
 class _Left(Exception):
-    """A call that PyTorch's own kernel is to compute; the text says why."""
+    """A call that PyTorch's own kernel is to compute, because of its ``kind``; ``more``: what differs from call to
+    call."""
+
+    def __init__(self, kind: str, more: str = "") -> None:
+        self.kind = kind
+        super().__init__(f"{kind}{more}")
 
 
 def replace_symm_mem(ctx: Iris) -> None:
@@ -42,17 +47,20 @@ def replace_symm_mem(ctx: Iris) -> None:
     equivalents are those of :func:`iris.ops.all_gather_matmul` and :func:`iris.ops.matmul_reduce_scatter`, for operands
     with any number of leading dimensions. Call this on all ranks of the group, before they run such an op.
 
-    Left to PyTorch's own kernels are dtypes other than fp16, bf16, fp32 and fp8 (e4m3), scatters of columns, and of the
-    scaled ops gathers of columns, scatters that are not along the first dimension, a ``result_scale``, no
-    ``out_dtype``, scales of this rank's rows with several B, and a bias of a reduce-scatter, which PyTorch adds once
-    for each rank. This depends on shapes and dtypes only, so all ranks decide alike.
+    Left to PyTorch's own kernels are dtypes other than fp16, bf16, fp32 and fp8 (e4m3); scatters of columns; averages
+    in fp16; and of the scaled ops gathers of columns, scatters that are not along the first dimension, a
+    ``result_scale``, no ``out_dtype``, scales of this rank's rows with several B, and a bias of a reduce-scatter, which
+    PyTorch adds once for each rank. This depends on shapes and dtypes only, so all ranks decide alike. What differs:
+    each B has the same shape on all ranks, and ``use_fast_accum`` is not looked at, as sums of fp8 are in the ops
+    (docs/performance-matmul.md).
 
     Args:
         ctx: a context made for a process group of ``torch.distributed``: ``iris.iris(heap_size, group)``. Its heap must
-            have room for what the ops gather and sum.
+            have room for what the ops gather and sum. Of several contexts of a group the last one that was passed
+            serves it.
 
     Raises:
-        ArgumentError: ``ctx`` was made without ``torch.distributed``, or another open context serves its group.
+        ArgumentError: ``ctx`` was made without ``torch.distributed``, or its group has been destroyed.
         ContextError: the context is closed, or belongs to a parent process.
 
     Sync: none. The ops run on the current stream, as :func:`iris.ops.all_gather_matmul` says.
@@ -63,18 +71,27 @@ def replace_symm_mem(ctx: Iris) -> None:
     if not name:
         fix = "These ops name their ranks by such a group: call torch.distributed.init_process_group before iris.iris."
         raise ArgumentError(OP, "ctx", "a context for a process group", "one made without torch.distributed", fix)
-    other = _context_of(name)
-    if other is not None and other is not ctx:
-        raise ArgumentError(OP, "ctx", f"the only open one that serves the group {name!r}", f"another than {other!r}")
+    group = _group(name)
+    if group is None:
+        raise ArgumentError(OP, "ctx", "a context whose process group is there", f"one whose group {name!r} is gone")
     _install("CUDA" if ctx.device.type == "cuda" else "CPU")
-    _SERVED[name] = weakref.ref(ctx)
+    _SERVED[name] = weakref.ref(ctx), weakref.ref(group)
 
 
 def _context_of(group_name: str) -> Iris | None:
-    """The open context that serves the group of this name."""
-    found = _SERVED.get(group_name)
-    ctx = found() if found is not None else None
-    return ctx if ctx is not None and ctx._open else None
+    """The open context that serves the group of this name. Another group may have had the name before."""
+    if group_name not in _SERVED:
+        return None
+    ctx, group = (one() for one in _SERVED[group_name])
+    return ctx if ctx is not None and ctx._open and group is _group(group_name) else None
+
+
+def _group(name: str) -> Any:
+    """The process group of this name; None if there is none."""
+    try:
+        return torch.distributed.distributed_c10d._resolve_process_group(name)  # type: ignore[arg-type, attr-defined]
+    except (RuntimeError, ValueError):
+        return None
 
 
 @cache
@@ -108,10 +125,14 @@ def _in_front(kernel: Callable[..., Any], key: str) -> Callable[..., Any]:
                     return kernel(ctx, **given)
             except _Left as reason:
                 why = f"Iris leaves it to PyTorch: {reason}"
-                told = ctx.kept((OP, name, why), list[None])
-                if not told:
-                    told.append(None)
+                told = ctx.kept((OP, name), set[str])
+                if reason.kind not in told:
+                    told.add(reason.kind)
                     ctx.debug(f"torch.ops.symm_mem.{name}: {why}")
+            except IrisError as error:
+                if hasattr(error, "add_note"):  # Python 3.11
+                    error.add_note(f"in torch.ops.symm_mem.{name}, which Iris computes")
+                raise
         if original is None:
             raise NotImplementedError(f"torch.ops.symm_mem.{name} on {key}: PyTorch has no kernel, and {why}")
         return original.call_boxed(keyset, *args, **kwargs)
@@ -124,7 +145,7 @@ def fused_all_gather_matmul(
 ) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
     """``A`` gathered along ``gather_dim``, and its product with each of ``Bs``."""
     if not Bs or A.dtype not in FLOATS:
-        raise _Left(f"dtype {A.dtype}" if Bs else "no B")
+        raise _Left("a dtype: ", str(A.dtype)) if Bs else _Left("no B")
     for b in Bs:
         _check_operands(ctx, A, b, gather_dim, 1 if gather_dim < A.dim() - 1 else ctx.world_size)
     return _gathered(ctx, A, Bs, gather_dim, return_A, [b.dtype for b in Bs], [{} for _ in Bs])
@@ -154,16 +175,19 @@ def fused_all_gather_scaled_matmul(
     made = [_made(A, one, result_scale) for one, result_scale in zip(out_dtypes, result_scales, strict=True)]
     whole = list(A.shape)
     whole[gather_dim] *= ctx.world_size
-    scale = of_all = A_scale.reshape(-1)
-    if A_scale.numel() != 1:
-        sharded = list(A_scale.shape) == [*A.shape[:-1], 1]
+    scale = of_all = _numbers(A_scale)
+    sharded = list(A_scale.shape) == [*A.shape[:-1], 1]  # as in PyTorch even if it is one number
+    if sharded and count > 1 and ctx.world_size > 1:
+        raise _Left("several matrices B, and scales of this rank's rows of A")
+    if sharded or A_scale.numel() != 1:
         if not sharded and list(A_scale.shape) != [*whole[:-1], 1]:
-            raise _Left(f"A_scale of shape {tuple(A_scale.shape)}")
-        of_all = _flat(A_scale, gather_dim).reshape(-1).contiguous()
+            raise _Left("A_scale", f" of shape {tuple(A_scale.shape)}")
+        of_all = _numbers(_flat(A_scale, gather_dim))
         scale = of_all if sharded else of_all.chunk(ctx.world_size)[ctx.rank]
-        if sharded and count > 1:
-            raise _Left("several matrices B, and scales of this rank's rows of A")
-    others = [_scales_of_b(b, by_b) | {"bias": bias} for b, by_b, bias in zip(Bs, B_scales, biases, strict=True)]
+    others = [
+        _scales_of_b(b, by_b) | {"bias": None if bias is None else bias.contiguous()}
+        for b, by_b, bias in zip(Bs, B_scales, biases, strict=True)
+    ]
     return _gathered(ctx, A, Bs, gather_dim, True, made, others, scale, of_all)
 
 
@@ -172,10 +196,16 @@ def fused_matmul_reduce_scatter(
 ) -> torch.Tensor:
     """``A @ B`` summed over the ranks, of which each keeps its part along ``scatter_dim``."""
     if A.dtype not in FLOATS:
-        raise _Left(f"dtype {A.dtype}")
+        raise _Left("a dtype: ", str(A.dtype))
     _check_operands(ctx, A, B, scatter_dim, 1)
-    flat = _flat(A, scatter_dim)
-    product = _scattered(ctx, flat, B, reduce_op, A.shape[scatter_dim], scatter_dim == A.dim() - 1, A.dtype, {})
+    if scatter_dim == A.dim() - 1:
+        raise _Left("a scatter of columns")
+    if reduce_op == "avg" and A.dtype == torch.float16:
+        raise _Left("an average in float16, whose sum may not be finite")
+    _check_reduction(ctx, reduce_op, A.shape[scatter_dim])
+    product = _scattered(ctx, _flat(A, scatter_dim), B, A.dtype, {})
+    if reduce_op == "avg":
+        product.div_(ctx.world_size)
     leading = list(A.movedim(scatter_dim, 0).shape[:-1])
     return product.view(leading[0] // ctx.world_size, *leading[1:], -1).movedim(0, scatter_dim).contiguous()
 
@@ -202,16 +232,17 @@ def fused_scaled_matmul_reduce_scatter(
     if bias is not None:
         raise _Left("a bias, which PyTorch adds once for each rank")
     if orig_scatter_dim or scatter_dim_after_maybe_reshape:
-        raise _Left(f"a scaled scatter along dimension {orig_scatter_dim}")
-    made, scale = _made(A, out_dtype, result_scale), A_scale.reshape(-1)
+        raise _Left("a scaled scatter", f" along dimension {orig_scatter_dim}")
+    made, first = _made(A, out_dtype, result_scale), output_shape[0]
     if A_scale.numel() != 1 and list(A_scale.shape) != [*A.shape[:-1], 1]:
-        raise _Left(f"A_scale of shape {tuple(A_scale.shape)}")
-    flat = A.flatten(0, -2)
-    first = output_shape[0]
-    if math.prod(output_shape[:-1]) != flat.shape[0]:
-        raise _Left(f"output_shape {tuple(output_shape)}")
-    scales = _scales_of_b(B, B_scale) | {"scale_a": scale}
-    product = _scattered(ctx, flat, B, reduce_op, first, False, made, scales)
+        raise _Left("A_scale", f" of shape {tuple(A_scale.shape)}")
+    if math.prod(output_shape[:-1]) != math.prod(A.shape[:-1]):
+        raise _Left("output_shape", f" {tuple(output_shape)}")
+    _check_reduction(ctx, reduce_op, first)
+    scales = _scales_of_b(B, B_scale) | {"scale_a": _numbers(A_scale)}
+    if reduce_op == "avg":  # before the sum, which may otherwise not be finite
+        scales["scale_b"] = scales["scale_b"] / ctx.world_size
+    product = _scattered(ctx, A.flatten(0, -2), B, made, scales)
     return product.view(first // ctx.world_size, *output_shape[1:-1], -1)
 
 
@@ -224,25 +255,31 @@ _KERNELS = (
 def _check_operands(ctx: Iris, a: torch.Tensor, b: torch.Tensor, dim: int, parts: int) -> None:
     """Leave to PyTorch what it refuses, or what no op of Iris takes. ``parts``: how many parts of K ``a`` is one of."""
     if a.dim() < 2 or not 0 <= dim < a.dim() or b.dim() != 2 or a.shape[-1] * parts != b.shape[0] or a.dtype != b.dtype:
-        raise _Left(f"A of shape {tuple(a.shape)} and B of shape {tuple(b.shape)}, {a.dtype} and {b.dtype}")
+        raise _Left("operands: ", f"A {tuple(a.shape)} and B {tuple(b.shape)}, {a.dtype} and {b.dtype}")
     if not (a.numel() and b.numel()):
         raise _Left("an empty matrix")
     if not a.device == b.device == ctx.device:
-        raise _Left(f"tensors on {a.device} and {b.device}")
+        raise _Left("devices", f" {a.device} and {b.device}")
 
 
 def _made(a: torch.Tensor, out_dtype: torch.dtype | int | None, result_scale: torch.Tensor | None) -> torch.dtype:
     """The dtype of a scaled product."""
     made = _SCALAR_TYPES.get(out_dtype) if isinstance(out_dtype, int) else out_dtype
-    if a.dtype != torch.float8_e4m3fn or made not in FLOATS or result_scale is not None:
-        raise _Left(f"a product of {a.dtype} in {out_dtype}, {'' if result_scale is None else 'with a result_scale'}")
+    if result_scale is not None:
+        raise _Left("a result_scale")
+    if a.dtype != torch.float8_e4m3fn or made not in FLOATS:
+        raise _Left("dtypes: ", f"a product of {a.dtype} in {'no out_dtype' if out_dtype is None else out_dtype}")
     return made
+
+
+def _numbers(scale: torch.Tensor) -> torch.Tensor:
+    return scale.reshape(-1).contiguous()
 
 
 def _scales_of_b(b: torch.Tensor, scale: torch.Tensor) -> dict[str, Any]:
     if scale.numel() not in (1, b.shape[1]):
-        raise _Left(f"scales of B of shape {tuple(scale.shape)}")
-    return {"scale_b": scale.reshape(-1)}
+        raise _Left("B_scale", f" of shape {tuple(scale.shape)}")
+    return {"scale_b": _numbers(scale)}
 
 
 def _flat(a: torch.Tensor, dim: int) -> torch.Tensor:
@@ -290,21 +327,14 @@ def _gathered(
     return shaped(gathered) if return_a and gathered is not None else None, [*map(shaped, products)]
 
 
-def _scattered(
-    ctx: Iris,
-    a: torch.Tensor,
-    b: torch.Tensor,
-    reduce_op: str,
-    extent: int,
-    columns: bool,
-    dtype: torch.dtype,
-    scales: dict[str, Any],
-) -> torch.Tensor:
-    """This rank's rows of the summed product of ``a`` with ``b``. ``extent``: of the dimension that ranks share."""
-    if columns:
-        raise _Left("a scatter of columns")
+def _check_reduction(ctx: Iris, reduce_op: str, extent: int) -> None:
+    """``extent``: of the dimension that ranks share."""
     if reduce_op not in ("sum", "avg") or extent % ctx.world_size:
-        raise _Left(f"reduce_op {reduce_op!r}, a dimension of {extent}")
+        raise _Left("a reduction: ", f"reduce_op {reduce_op!r} over a dimension of {extent}")
+
+
+def _scattered(ctx: Iris, a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype, scales: dict[str, Any]) -> torch.Tensor:
+    """This rank's rows of the summed product of ``a`` with ``b``."""
     product = a.new_empty(a.shape[0] // ctx.world_size, b.shape[1], dtype=dtype)
     matmul_reduce_scatter(ctx, product, a, b, **scales)
-    return product.div_(ctx.world_size) if reduce_op == "avg" else product
+    return product

@@ -114,6 +114,14 @@ class FusedWorkspace(Live):
         return local_workspace(self.ctx)
 
     @cached_property
+    def for_stream(self) -> FusedWorkspace:
+        """Where memory is kept that does not depend on op, algorithm or sizes: one for all of the context's own
+        workspaces, whose calls are on one stream at a time, and share an engine."""
+        if self.engine is not self.ctx.kept(CopyEngine, lambda: CopyEngine(self.ctx)):
+            return self
+        return self.ctx.kept((FusedWorkspace, "for one stream"), lambda: local_workspace(self.ctx))
+
+    @cached_property
     def one(self) -> torch.Tensor:
         """The number 1, a scale."""
         _refuse_in_capture(self.ctx, self.op)
