@@ -104,8 +104,8 @@ def copies_of_b() -> tuple[int, int, int]:
         kept = [*(one for one in ctx._workspaces.values()), *(one for one in ctx._kept.values())]
         found = [one.local for one in kept if isinstance(one, FusedWorkspace)]
         return (
-            sum(key[0] == "columns" for local in found for key in local),
-            sum(key[0] == "columns" for key in own.local), int(target.takes_columns_only(ctx)),
+            sum("columns" in str(key) for local in found for key in local),
+            sum("columns" in str(key) for key in own.local), int(target.takes_columns_only(ctx)),
         )  # fmt: skip
 
 

@@ -47,10 +47,12 @@ def replace_symm_mem(ctx: Iris) -> None:
     equivalents are those of :func:`iris.ops.all_gather_matmul` and :func:`iris.ops.matmul_reduce_scatter`, for operands
     with any number of leading dimensions. Call this on all ranks of the group, before they run such an op.
 
+    It also enables the group for PyTorch's symmetric memory, without which TorchInductor fuses nothing on it.
+
     Left to PyTorch's own kernels are dtypes other than fp16, bf16, fp32 and fp8 (e4m3); scatters of columns; averages
-    in fp16; and of the scaled ops gathers of columns, scatters that are not along the first dimension, a
-    ``result_scale``, no ``out_dtype``, scales of this rank's rows with several B, and a bias of a reduce-scatter, which
-    PyTorch adds once for each rank. This depends on shapes and dtypes only, so all ranks decide alike. What differs:
+    in fp16; and of the scaled ops gathers of columns, a ``result_scale``, no ``out_dtype``, scales of this rank's rows
+    with several B, and a bias of a reduce-scatter, which PyTorch adds once for each rank. On CPUs, where PyTorch has no
+    kernels, its unfused forms run. This depends on shapes and dtypes only, so all ranks decide alike. What differs:
     each B has the same shape on all ranks, and ``use_fast_accum`` is not looked at, as sums of fp8 are in the ops
     (docs/performance-matmul.md).
 
@@ -75,6 +77,9 @@ def replace_symm_mem(ctx: Iris) -> None:
     if group is None:
         raise ArgumentError(OP, "ctx", "a context whose process group is there", f"one whose group {name!r} is gone")
     _install("CUDA" if ctx.device.type == "cuda" else "CPU")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # PyTorch 2.13 says that it is not needed, but its pass asks
+        torch.distributed._symmetric_memory.enable_symm_mem_for_group(name)  # type: ignore[arg-type]
     _SERVED[name] = weakref.ref(ctx), weakref.ref(group)
 
 
@@ -112,32 +117,41 @@ def _in_front(kernel: Callable[..., Any], key: str) -> Callable[..., Any]:
     name = kernel.__name__
     op = getattr(torch.ops.symm_mem, name).default
     arguments = [argument.name for argument in op._schema.arguments]
-    there = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key)
-    original = torch.library.get_kernel(op, key) if there else None
+    # The kernels for "Meta" are the unfused forms.
+    original = torch.library.get_kernel(op, key if key == "CUDA" else "Meta")
 
     def call(keyset: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
         given = dict(zip(arguments, args, strict=False)) | kwargs
         ctx = _context_of(given["group_name"])
-        why = f"no open context of Iris serves the group {given['group_name']!r}"
-        if ctx is not None:
-            try:
-                with torch.no_grad():  # PyTorch's kernels record no gradients either
-                    return kernel(ctx, **given)
-            except _Left as reason:
-                why = f"Iris leaves it to PyTorch: {reason}"
-                told = ctx.kept((OP, name), set[str])
-                if reason.kind not in told:
-                    told.add(reason.kind)
-                    ctx.debug(f"torch.ops.symm_mem.{name}: {why}")
-            except IrisError as error:
-                if hasattr(error, "add_note"):  # Python 3.11
-                    error.add_note(f"in torch.ops.symm_mem.{name}, which Iris computes")
-                raise
-        if original is None:
-            raise NotImplementedError(f"torch.ops.symm_mem.{name} on {key}: PyTorch has no kernel, and {why}")
+        if ctx is None:
+            _warn_of(given["group_name"])
+            return original.call_boxed(keyset, *args, **kwargs)
+        try:
+            with torch.no_grad():  # PyTorch's kernels record no gradients either
+                return kernel(ctx, **given)
+        except _Left as reason:
+            told = ctx.kept((OP, name), set[str])
+            if reason.kind not in told:
+                told.add(reason.kind)
+                ctx.info(f"torch.ops.symm_mem.{name} is left to PyTorch: {reason}")
+        except IrisError as error:
+            if hasattr(error, "add_note"):  # Python 3.11
+                error.add_note(f"in torch.ops.symm_mem.{name}, which Iris computes")
+            raise
         return original.call_boxed(keyset, *args, **kwargs)
 
     return call
+
+
+@cache
+def _warn_of(group_name: str) -> None:
+    """Warn, once, of a group that no context serves."""
+    served = [repr(name) for name in _SERVED if _context_of(name) is not None]
+    warnings.warn(
+        f"torch.ops.symm_mem on the process group {group_name!r} is left to PyTorch: no open context of Iris serves it "
+        f"({', '.join(served) or 'none'} served). Make one by iris.iris(heap_size, group), and call {OP} with it.",
+        stacklevel=2,
+    )
 
 
 def fused_all_gather_matmul(
@@ -168,10 +182,10 @@ def fused_all_gather_scaled_matmul(
     count = len(Bs)
     if not count or any(len(one) != count for one in (B_scales, biases, result_scales, out_dtypes)):
         raise _Left("lists of different lengths")
-    for b in Bs:
-        _check_operands(ctx, A, b, gather_dim, 1)
     if gather_dim == A.dim() - 1:
         raise _Left("a scaled gather of columns")
+    for b in Bs:
+        _check_operands(ctx, A, b, gather_dim, 1)
     made = [_made(A, one, result_scale) for one, result_scale in zip(out_dtypes, result_scales, strict=True)]
     whole = list(A.shape)
     whole[gather_dim] *= ctx.world_size
@@ -198,16 +212,10 @@ def fused_matmul_reduce_scatter(
     if A.dtype not in FLOATS:
         raise _Left("a dtype: ", str(A.dtype))
     _check_operands(ctx, A, B, scatter_dim, 1)
-    if scatter_dim == A.dim() - 1:
-        raise _Left("a scatter of columns")
     if reduce_op == "avg" and A.dtype == torch.float16:
         raise _Left("an average in float16, whose sum may not be finite")
-    _check_reduction(ctx, reduce_op, A.shape[scatter_dim])
-    product = _scattered(ctx, _flat(A, scatter_dim), B, A.dtype, {})
-    if reduce_op == "avg":
-        product.div_(ctx.world_size)
-    leading = list(A.movedim(scatter_dim, 0).shape[:-1])
-    return product.view(leading[0] // ctx.world_size, *leading[1:], -1).movedim(0, scatter_dim).contiguous()
+    total = _scattered(ctx, A, B, reduce_op, scatter_dim, A.dtype)
+    return total.div_(ctx.world_size) if reduce_op == "avg" else total
 
 
 def fused_scaled_matmul_reduce_scatter(
@@ -220,30 +228,29 @@ def fused_scaled_matmul_reduce_scatter(
     orig_scatter_dim: int,
     scatter_dim_after_maybe_reshape: int,
     group_name: str,
-    output_shape: list[int],
+    output_shape: list[int] | None,
     bias: torch.Tensor | None = None,
     result_scale: torch.Tensor | None = None,
     out_dtype: torch.dtype | int | None = None,
     use_fast_accum: bool = False,
 ) -> torch.Tensor:
-    """As :func:`fused_matmul_reduce_scatter`, for fp8 with scales of matrices, or of rows and columns, along the first
-    dimension."""
+    """As :func:`fused_matmul_reduce_scatter`, for fp8 with scales of matrices, or of rows and columns. ``output_shape``
+    is that of ``A @ B``, if ``A`` has been flattened."""
     _check_operands(ctx, A, B, 0, 1)
     if bias is not None:
         raise _Left("a bias, which PyTorch adds once for each rank")
-    if orig_scatter_dim or scatter_dim_after_maybe_reshape:
-        raise _Left("a scaled scatter", f" along dimension {orig_scatter_dim}")
-    made, first = _made(A, out_dtype, result_scale), output_shape[0]
-    if A_scale.numel() != 1 and list(A_scale.shape) != [*A.shape[:-1], 1]:
+    made = _made(A, out_dtype, result_scale)
+    leading = [*(A.shape if output_shape is None else output_shape)][:-1]
+    if math.prod(leading) != math.prod(A.shape[:-1]):
+        raise _Left("output_shape", f" {tuple(output_shape or ())} of A {tuple(A.shape)}")
+    rows = A_scale.numel() != 1
+    if rows and list(A_scale.shape) != [*A.shape[:-1], 1]:
         raise _Left("A_scale", f" of shape {tuple(A_scale.shape)}")
-    if math.prod(output_shape[:-1]) != math.prod(A.shape[:-1]):
-        raise _Left("output_shape", f" {tuple(output_shape)}")
-    _check_reduction(ctx, reduce_op, first)
-    scales = _scales_of_b(B, B_scale) | {"scale_a": _numbers(A_scale)}
+    by_a = A_scale.reshape(*leading, 1) if rows else _numbers(A_scale)
+    by_b = _scales_of_b(B, B_scale)["scale_b"]
     if reduce_op == "avg":  # before the sum, which may otherwise not be finite
-        scales["scale_b"] = scales["scale_b"] / ctx.world_size
-    product = _scattered(ctx, A.flatten(0, -2), B, made, scales)
-    return product.view(first // ctx.world_size, *output_shape[1:-1], -1)
+        by_b = by_b / ctx.world_size
+    return _scattered(ctx, A.reshape(*leading, -1), B, reduce_op, orig_scatter_dim, made, by_a, by_b)
 
 
 _KERNELS = (
@@ -254,7 +261,9 @@ _KERNELS = (
 
 def _check_operands(ctx: Iris, a: torch.Tensor, b: torch.Tensor, dim: int, parts: int) -> None:
     """Leave to PyTorch what it refuses, or what no op of Iris takes. ``parts``: how many parts of K ``a`` is one of."""
-    if a.dim() < 2 or not 0 <= dim < a.dim() or b.dim() != 2 or a.shape[-1] * parts != b.shape[0] or a.dtype != b.dtype:
+    if a.dim() < 2 or not 0 <= dim < a.dim():
+        raise _Left("a dimension", f": {dim} of A {tuple(a.shape)}")
+    if b.dim() != 2 or a.shape[-1] * parts != b.shape[0] or a.dtype != b.dtype:
         raise _Left("operands: ", f"A {tuple(a.shape)} and B {tuple(b.shape)}, {a.dtype} and {b.dtype}")
     if not (a.numel() and b.numel()):
         raise _Left("an empty matrix")
@@ -268,7 +277,7 @@ def _made(a: torch.Tensor, out_dtype: torch.dtype | int | None, result_scale: to
     if result_scale is not None:
         raise _Left("a result_scale")
     if a.dtype != torch.float8_e4m3fn or made not in FLOATS:
-        raise _Left("dtypes: ", f"a product of {a.dtype} in {'no out_dtype' if out_dtype is None else out_dtype}")
+        raise _Left("dtypes: ", f"a product of {a.dtype} with out_dtype {made or out_dtype}")
     return made
 
 
@@ -327,14 +336,29 @@ def _gathered(
     return shaped(gathered) if return_a and gathered is not None else None, [*map(shaped, products)]
 
 
-def _check_reduction(ctx: Iris, reduce_op: str, extent: int) -> None:
-    """``extent``: of the dimension that ranks share."""
-    if reduce_op not in ("sum", "avg") or extent % ctx.world_size:
-        raise _Left("a reduction: ", f"reduce_op {reduce_op!r} over a dimension of {extent}")
-
-
-def _scattered(ctx: Iris, a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype, scales: dict[str, Any]) -> torch.Tensor:
-    """This rank's rows of the summed product of ``a`` with ``b``."""
-    product = a.new_empty(a.shape[0] // ctx.world_size, b.shape[1], dtype=dtype)
-    matmul_reduce_scatter(ctx, product, a, b, **scales)
-    return product
+def _scattered(
+    ctx: Iris,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    reduce_op: str,
+    dim: int,
+    dtype: torch.dtype,
+    scale_a: torch.Tensor | None = None,
+    scale_b: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The sum of ``a @ b`` over ranks, of which this rank has its part along ``dim``. ``scale_a``: one number, or with
+    the leading dimensions of ``a``."""
+    world = ctx.world_size
+    if dim == a.dim() - 1:
+        raise _Left("a scatter of columns")
+    if reduce_op not in ("sum", "avg"):
+        raise _Left("a reduction", f": reduce_op {reduce_op!r}")
+    if a.shape[dim] % world:
+        raise _Left("rows that the ranks cannot share evenly", f": dimension {dim} of {tuple(a.shape)}, {world} ranks")
+    if scale_a is not None and scale_a.dim() > 1:
+        scale_a = _numbers(_flat(scale_a, dim))
+    rows = _flat(a, dim)
+    product = a.new_empty(rows.shape[0] // world, b.shape[1], dtype=dtype)
+    matmul_reduce_scatter(ctx, product, rows, b, scale_a=scale_a, scale_b=scale_b)
+    first, *others = a.movedim(dim, 0).shape[:-1]
+    return product.view(first // world, *others, -1).movedim(0, dim).contiguous()
