@@ -307,6 +307,7 @@ def reasons(path: str) -> dict[str, str]:
         note("out_dtype", lambda: summed(ctx, eight, eight.t(), one, one, "sum", 0, 0, "", [4, 4]))
         note("bias", lambda: summed(ctx, eight, eight.t(), one, one, "sum", 0, 0, "", [4, 4], one))
         note("result", lambda: summed(ctx, eight, eight.t(), one, one, "sum", 0, 0, "", [4, 4], None, one))
+        note("scatter", lambda: summed(ctx, eight, eight.t(), one, one, "sum", 2, 0, "", [4, 4], out_dtype=a.dtype))
         note("output", lambda: summed(ctx, eight, eight.t(), one, one, "sum", 0, 0, "", [5, 4], out_dtype=a.dtype))
     return found
 
@@ -339,7 +340,7 @@ if BACKEND == "sim":
                 "A_scale": "A_scale of shape (4, 8)",
                 "out_dtype": "dtypes: a product of torch.float8_e4m3fn with out_dtype None",
                 "bias": "a bias, which PyTorch adds once for each rank", "result": "a result_scale",
-                "output": "output_shape (5, 4) of A (4, 8)",
+                "scatter": "a dimension: 2 of A (4, 8)", "output": "output_shape (5, 4) of A (4, 8)",
             }  # fmt: skip
 
 

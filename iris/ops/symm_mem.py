@@ -236,13 +236,14 @@ def fused_scaled_matmul_reduce_scatter(
 ) -> torch.Tensor:
     """As :func:`fused_matmul_reduce_scatter`, for fp8 with scales of matrices, or of rows and columns. ``output_shape``
     is that of ``A @ B``, if ``A`` has been flattened."""
-    _check_operands(ctx, A, B, 0, 1)
     if bias is not None:
         raise _Left("a bias, which PyTorch adds once for each rank")
     made = _made(A, out_dtype, result_scale)
     leading = [*(A.shape if output_shape is None else output_shape)][:-1]
     if math.prod(leading) != math.prod(A.shape[:-1]):
         raise _Left("output_shape", f" {tuple(output_shape or ())} of A {tuple(A.shape)}")
+    shaped = A.reshape(*leading, A.shape[-1])
+    _check_operands(ctx, shaped, B, orig_scatter_dim, 1)
     rows = A_scale.numel() != 1
     if rows and list(A_scale.shape) != [*A.shape[:-1], 1]:
         raise _Left("A_scale", f" of shape {tuple(A_scale.shape)}")
@@ -250,7 +251,7 @@ def fused_scaled_matmul_reduce_scatter(
     by_b = _scales_of_b(B, B_scale)["scale_b"]
     if reduce_op == "avg":  # before the sum, which may otherwise not be finite
         by_b = by_b / ctx.world_size
-    return _scattered(ctx, A.reshape(*leading, -1), B, reduce_op, orig_scatter_dim, made, by_a, by_b)
+    return _scattered(ctx, shaped, B, reduce_op, orig_scatter_dim, made, by_a, by_b)
 
 
 _KERNELS = (
