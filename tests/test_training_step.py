@@ -51,6 +51,15 @@ def test_compiled_layers_are_right(num_ranks: int) -> None:
     assert [one["params"]["way"] for one in records] == list(ways)
 
 
+@USES_NCCL
+@pytest.mark.parametrize("num_ranks", worlds(2, 2))
+def test_fused_layers_are_right(num_ranks: int) -> None:
+    ways = ["sequence", *(["sequence+torch"] if BACKEND != "sim" else []), "sequence+iris"]
+    sizes = "--axis_rows=6", "--axis_hidden=64", "--axis_inner=128"
+    records = records_of(SCRIPT.with_name("compiled_layers.py"), num_ranks, f"--axis_way={','.join(ways)}", *sizes)
+    assert [one["params"]["way"] for one in records] == ways
+
+
 def complaints(dtype: torch.dtype) -> list[str]:
     ctx, script = context(), runpy.run_path(str(SCRIPT))
     step = script["Step"](ctx, SIZES, dtype)
