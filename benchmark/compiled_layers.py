@@ -21,28 +21,25 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from functools import partial
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch._inductor import config as inductor
 from torch.distributed import _functional_collectives as functional_collectives
-from torch.distributed import _symmetric_memory as symmetric_memory
 from torch.nn import functional
 
 import iris
 from iris import bench
 from iris.bench.distributed import process_group
 from iris.bench.draws import normal_draws
+from iris.bench.inductor import without_code
+from iris.ops.symm_mem import enable_symm_mem
 
 SIMULATED = iris.backends.detect().name == "sim"
 LAYERS = 2 if SIMULATED else 4
 SIZES = ((6, 24, 64),) if SIMULATED else tuple((rows, 8192, 28672) for rows in (1, 64, 512, 4096))
 WAYS = ("eager", "compiled", "broken", "nccl", "compiled+graphs", "nccl+graphs")
-_IS_NCCL_AVAILABLE = "torch.distributed.is_nccl_available"
-"""What TorchInductor asks before it fuses anything."""
 SEQUENCE = ("sequence", "sequence+torch", "sequence+iris")
 
 Sum = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -108,9 +105,7 @@ def group_for(way: str, ctx: iris.Iris) -> Any:
         iris.ops.replace_symm_mem(served)
         return whole.group_name
     other: Any = ctx.kept("another group", lambda: dist.new_group(list(range(ctx.world_size))))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # PyTorch 2.13 says that it is not needed
-        symmetric_memory.enable_symm_mem_for_group(other.group_name)
+    enable_symm_mem(other.group_name)
     return other.group_name
 
 
@@ -123,24 +118,6 @@ def layer_on(group: Any) -> Layer:
         return x + total
 
     return layer
-
-
-def without_code(graph: torch.fx.GraphModule, inputs: Any, **options: Any) -> Any:
-    """What TorchInductor makes of a graph before it generates code, for which CPUs need a compiler of C++."""
-    from torch._guards import detect_fake_mode
-    from torch._inductor.fx_passes.post_grad import post_grad_passes, view_to_reshape
-    from torch._inductor.virtualized import V
-
-    with V.set_fake_mode(detect_fake_mode(inputs)), mock.patch(_IS_NCCL_AVAILABLE, return_value=True):
-        view_to_reshape(graph)
-        post_grad_passes(graph, options.get("is_inference", False))
-    graph.recompile()
-
-    def run(arguments: list[Any]) -> Any:
-        return graph(*arguments)
-
-    run._boxed_call = True  # type: ignore[attr-defined]
-    return run
 
 
 @bench.register
@@ -176,9 +153,7 @@ def compiled_layers(state: bench.State, ctx: iris.Iris) -> None:
             one.__code__ = one.__code__.replace(co_name=f"{one.__name__}_{way}")
         options: dict[str, Any] = {"fullgraph": way != "broken"}
         if SIMULATED and way in SEQUENCE:
-            from torch._inductor.compile_fx import compile_fx
-
-            options["backend"] = partial(compile_fx, inner_compile=without_code)
+            options["backend"] = without_code
         elif SIMULATED:
             options["backend"] = "aot_eager"  # TorchInductor needs a compiler of C++ on CPUs
         elif graphs:

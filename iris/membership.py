@@ -56,9 +56,9 @@ def identify(group: Group, device: Any, timeout_s: float) -> Identity:
 def _meet(group: Group, ranks: list[int], rank: int, said: Any, timeout_s: float) -> list[Any]:
     """What each rank of ``group`` says. They exchange it through the store of ``torch.distributed``: a collective would
     wait until the group's own time limit, and start NCCL."""
-    from torch.distributed.distributed_c10d import _get_default_group, _get_default_store
+    from torch.distributed.distributed_c10d import _get_default_store
 
-    store, name = _get_default_store(), (group or _get_default_group()).group_name
+    store, name = _get_default_store(), group_name(group)
     count = f"iris/{name}/{ranks[rank]} has met"
     try:
         meeting = store.add(count, 0)

@@ -7,7 +7,6 @@ import itertools
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 from unittest import mock
@@ -31,6 +30,7 @@ from torch.distributed.tensor.parallel import (
 )
 
 import iris
+from iris.bench.inductor import without_code
 from iris.ops import all_gather_matmul, matmul_reduce_scatter, replace_symm_mem, symm_mem
 from iris.ops.symm_mem import _context_of
 
@@ -412,50 +412,22 @@ def parallel(block: Block, mesh: DeviceMesh) -> nn.Module:
     return parallelize_module(block, mesh, plan)
 
 
-def run_as_it_is(graph: torch.fx.GraphModule, inputs: Any, **options: Any) -> Any:
-    """What TorchInductor makes of a graph before it generates code, which needs a C++ compiler on CPUs."""
-    from torch._guards import detect_fake_mode
-    from torch._inductor.fx_passes.post_grad import post_grad_passes, view_to_reshape
-    from torch._inductor.virtualized import V
-
-    with V.set_fake_mode(detect_fake_mode(inputs)):
-        view_to_reshape(graph)
-        post_grad_passes(graph, options.get("is_inference", False))
-    graph.recompile()
-
-    def run(arguments: list[Any]) -> Any:
-        return graph(*arguments)
-
-    run._boxed_call = True  # type: ignore[attr-defined]
-    return run
-
-
 def compiled(path: str, seed: int) -> tuple[dict[str, float], list[int]]:
     """Relative errors of a compiled block's output and gradients, and how often its forward and backward passes called
     each of Iris's ops."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of PyTorch's own imports
-        from torch._inductor import config as inductor
-        from torch._inductor.compile_fx import compile_fx
+    from torch._inductor import config as inductor
 
     with replaced(path) as (ctx, _):
         world, rank, device = ctx.world_size, ctx.rank, ctx.device
         torch.manual_seed(seed)
         right = Block(32).to(device)
         mesh = DeviceMesh(device.type, list(range(world)))
-        replace_symm_mem(ctx)
         block = parallel(copy.deepcopy(right), mesh)
         x, goal = drawn(ctx, seed, 2, 8 * world, 32), drawn(ctx, seed + 1, 2, 8 * world, 32)
         own, whole = x.chunk(world, 1)[rank].clone().requires_grad_(), x.clone().requires_grad_()
         ops = [mock.patch.object(symm_mem, op.__name__, wraps=op) for op in (all_gather_matmul, matmul_reduce_scatter)]
-        there = mock.patch("torch.distributed.is_nccl_available", return_value=True)  # else the pass does nothing
-        with (
-            inductor.patch(_micro_pipeline_tp=True, force_disable_caches=True),
-            there,
-            ops[0] as gather,
-            ops[1] as sums,
-        ):
-            layer = torch.compile(block, backend=partial(compile_fx, inner_compile=run_as_it_is))
+        with inductor.patch(_micro_pipeline_tp=True, force_disable_caches=True), ops[0] as gather, ops[1] as sums:
+            layer = torch.compile(block, backend=without_code)
             found = layer(own)
             counts = [gather.call_count, sums.call_count]
             (found - goal.chunk(world, 1)[rank]).square().sum().backward()

@@ -29,7 +29,7 @@ from iris.ops.problem import QUANTISED, Problem
 from iris.ops.replay import replayed
 from iris.ops.scaled_mm import library_takes, scaled_mm
 from iris.ops.scales import Scales
-from iris.ops.workspace import FusedWorkspace, local_workspace, workspace_for
+from iris.ops.workspace import FusedWorkspace, kept_local_workspace, workspace_for
 from iris.trace import Trace, trace_of
 
 OP = LOCAL
@@ -109,7 +109,7 @@ def _multiply(
     chosen = resolve(ctx, problem, config, workspace, trace, scales=scales)
     plan = Plan(SITE_MATMUL.value, alone=True, sink=sink, sliced=True)
     if workspace is None:
-        flags = ctx.kept(OP, lambda: local_workspace(ctx))
+        flags = kept_local_workspace(ctx)
     else:
         flags = workspace_for(ctx, OP, chosen.algorithm, workspace)
     run(ctx, problem, plan, output, A, B, bias, bias_is, chosen, flags, trace_of(ctx, op, trace), scales=scales)

@@ -77,10 +77,17 @@ def replace_symm_mem(ctx: Iris) -> None:
     if group is None:
         raise ArgumentError(OP, "ctx", "a context whose process group is there", f"one whose group {name!r} is gone")
     _install("CUDA" if ctx.device.type == "cuda" else "CPU")
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", FutureWarning)  # PyTorch 2.13 says that it is not needed, but its pass asks
-        torch.distributed._symmetric_memory.enable_symm_mem_for_group(name)  # type: ignore[arg-type]
+    enable_symm_mem(name)
     _SERVED[name] = weakref.ref(ctx), weakref.ref(group)
+
+
+def enable_symm_mem(group_name: str) -> None:
+    """Let TorchInductor fuse collectives of this group: PyTorch 2.13 says that it is not needed, but its pass asks."""
+    from torch.distributed._symmetric_memory import enable_symm_mem_for_group
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        enable_symm_mem_for_group(group_name)  # type: ignore[arg-type]
 
 
 def _context_of(group_name: str) -> Iris | None:
@@ -199,7 +206,7 @@ def fused_all_gather_scaled_matmul(
         of_all = _numbers(_flat(A_scale, gather_dim))
         scale = of_all if sharded else of_all.chunk(ctx.world_size)[ctx.rank]
     others = [
-        _scales_of_b(b, by_b) | {"bias": None if bias is None else bias.contiguous()}
+        {"scale_b": _scale_of_b(b, by_b), "bias": None if bias is None else bias.contiguous()}
         for b, by_b, bias in zip(Bs, B_scales, biases, strict=True)
     ]
     return _gathered(ctx, A, Bs, gather_dim, True, made, others, scale, of_all)
@@ -248,7 +255,7 @@ def fused_scaled_matmul_reduce_scatter(
     if rows and list(A_scale.shape) != [*A.shape[:-1], 1]:
         raise _Left("A_scale", f" of shape {tuple(A_scale.shape)}")
     by_a = A_scale.reshape(*leading, 1) if rows else _numbers(A_scale)
-    by_b = _scales_of_b(B, B_scale)["scale_b"]
+    by_b = _scale_of_b(B, B_scale)
     if reduce_op == "avg":  # before the sum, which may otherwise not be finite
         by_b = by_b / ctx.world_size
     return _scattered(ctx, shaped, B, reduce_op, orig_scatter_dim, made, by_a, by_b)
@@ -286,10 +293,10 @@ def _numbers(scale: torch.Tensor) -> torch.Tensor:
     return scale.reshape(-1).contiguous()
 
 
-def _scales_of_b(b: torch.Tensor, scale: torch.Tensor) -> dict[str, Any]:
+def _scale_of_b(b: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     if scale.numel() not in (1, b.shape[1]):
         raise _Left("B_scale", f" of shape {tuple(scale.shape)}")
-    return {"scale_b": _numbers(scale)}
+    return _numbers(scale)
 
 
 def _flat(a: torch.Tensor, dim: int) -> torch.Tensor:
@@ -315,10 +322,10 @@ def _gathered(
     gathered = own.new_empty(m, k) if return_a or len(bs) > 1 else None
     products = [own.new_empty(m, b.shape[1], dtype=dtype) for b, dtype in zip(bs, dtypes, strict=True)]
     widest = max(range(len(bs)), key=lambda number: bs[number].shape[1])
-    given: dict[str, Any] = {} if scale is None else {"scale_a": scale}
     all_gather_matmul(
-        ctx, products[widest], own, bs[widest], gather_dim=int(columns), gathered=gathered, **given, **others[widest]
-    )
+        ctx, products[widest], own, bs[widest], gather_dim=int(columns), gathered=gathered, scale_a=scale,
+        **others[widest],
+    )  # fmt: skip
     for number, (b, product) in enumerate(zip(bs, products, strict=True)):
         if number == widest:
             continue

@@ -117,9 +117,7 @@ class FusedWorkspace(Live):
     def for_stream(self) -> FusedWorkspace:
         """Where memory is kept that does not depend on op, algorithm or sizes: one for all of the context's own
         workspaces, whose calls are on one stream at a time, and share an engine."""
-        if self.engine is not self.ctx.kept(CopyEngine, lambda: CopyEngine(self.ctx)):
-            return self
-        return self.ctx.kept((FusedWorkspace, "for one stream"), lambda: local_workspace(self.ctx))
+        return kept_local_workspace(self.ctx) if self.engine is _engine_of(self.ctx) else self
 
     @cached_property
     def one(self) -> torch.Tensor:
@@ -133,8 +131,17 @@ def local_workspace(ctx: Iris) -> FusedWorkspace:
     """A workspace for matmuls of this rank alone. It has no memory that ranks share, so no other rank takes part."""
     _refuse_in_capture(ctx, LOCAL)
     flags, staging = (torch.zeros(0, dtype=dtype, device=ctx.device) for dtype in (torch.int32, torch.uint8))
-    engine = ctx.kept(CopyEngine, lambda: CopyEngine(ctx))
-    return FusedWorkspace(LOCAL, "local", ctx, flags, flags, flags, staging, engine)
+    return FusedWorkspace(LOCAL, "local", ctx, flags, flags, flags, staging, _engine_of(ctx))
+
+
+def kept_local_workspace(ctx: Iris) -> FusedWorkspace:
+    """The context's own workspace for matmuls of this rank alone."""
+    return ctx.kept(LOCAL, lambda: local_workspace(ctx))
+
+
+def _engine_of(ctx: Iris) -> CopyEngine:
+    """The engine that the context's own workspaces share."""
+    return ctx.kept(CopyEngine, lambda: CopyEngine(ctx))
 
 
 def _outlasting_inference() -> AbstractContextManager[object]:
@@ -175,7 +182,7 @@ def workspace_for(
         key = op, algorithm, *sizes
         if not ctx.has_workspace(key):
             _refuse_in_capture(ctx, op)
-        engine = ctx.kept(CopyEngine, lambda: CopyEngine(ctx))
+        engine = _engine_of(ctx)
         return ctx.workspace(key, lambda: _made(ctx, op, algorithm, *sizes, engine, _in_words(op, algorithm)))
     if type(workspace) is not FusedWorkspace:
         raise ArgumentError(op, "workspace", f"None, or one made with {call}, …)", type(workspace).__name__)
