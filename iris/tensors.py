@@ -60,13 +60,39 @@ _REFUSED = (RuntimeError, TypeError, ValueError, AssertionError, OverflowError)
 """What torch raises for arguments that cannot work."""
 
 
-def _for_two(op: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Arguments with which ``op`` makes two elements of the same kind; torch checks less for a single one."""
-    if op == "arange":
-        return 0, 2, 1
+_SHORT = 1 << 16
+"""The largest number of elements that are made in host memory to learn their number."""
+
+
+def _example(
+    op: str, factory: Callable[..., torch.Tensor], arguments: tuple[Any, ...], dtype: torch.dtype | None
+) -> torch.Tensor:
+    """A tensor with the shape and dtype of ``factory(*arguments, dtype=dtype)``, mostly without memory. What would be
+    raised there is raised here.
+
+    Torch refuses some arguments only if it makes values, and checks less for a single one. So ``factory`` makes two, in
+    host memory. On torch's meta device many factories import SymPy at first, and ``arange`` TorchDynamo, which takes
+    1 to 3 s.
+    """
+    if op == "arange":  # only torch knows how many elements it makes
+        example = factory(*arguments, dtype=dtype, device="cpu" if _is_short(*arguments) else "meta")
+        factory(0, 2, 1, dtype=example.dtype, device="cpu")
+        return example
     if op == "linspace":
-        return *arguments[:2], 2
-    return tuple((2,) if isinstance(argument, tuple) else argument for argument in arguments)
+        size, two = (operator.index(arguments[2]),), (*arguments[:2], 2)
+    else:
+        (size,) = (one for one in arguments if isinstance(one, tuple))
+        two = tuple((2,) if one is size else one for one in arguments)
+    drawn = {"generator": torch.Generator()} if op in _DRAWN else {}
+    made = factory(*two, dtype=dtype, device="cpu", **drawn)
+    return torch.empty(size, dtype=made.dtype, device="meta")
+
+
+def _is_short(start: Any, end: Any, step: Any) -> bool:
+    try:
+        return bool(abs(end - start) <= _SHORT * abs(step))
+    except _REFUSED:
+        return False
 
 
 def check_dense(op: str, argument: str, tensor: torch.Tensor) -> None:
@@ -155,8 +181,7 @@ class SymmetricTensors(ABC):
     ) -> torch.Tensor:
         """What ``torch.<op>(*arguments)`` returns, on the heap or in ``out``.
 
-        A call on torch's meta device gives shape and dtype. A call for two elements in host memory comes next, because
-        torch refuses some arguments only if it makes values. Then torch fills the memory.
+        An example gives shape and dtype; then torch fills the memory.
         """
         factory: Callable[..., torch.Tensor] = _OWN.get(op) or getattr(torch, op)
         self._check_device(op, device)
@@ -164,10 +189,8 @@ class SymmetricTensors(ABC):
         if out is not None:
             self._check_symmetric(op, out)
         wanted = dtype if dtype is not None or out is None else out.dtype
-        other = {"generator": torch.Generator()} if op in _DRAWN else {}
         try:
-            like = factory(*arguments, dtype=wanted, device="meta")
-            factory(*_for_two(op, arguments), dtype=like.dtype, device="cpu", **other)
+            like = _example(op, factory, arguments, wanted)
         except _REFUSED as error:
             raise _refused(op, arguments, error) from error
         if not isinstance(requires_grad, bool | None):

@@ -30,13 +30,14 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Ranks import the tests' modules, and with them pytest; Triton imports the other one for a kernel's first argument.
-# The server that ranks are forked from does these imports once, and others that each rank would do.
+# Ranks import the tests' modules, and with them pytest; some compile models; Triton imports the last one for a kernel's
+# first argument. The server that ranks are forked from does these imports once, and others that each rank would do.
 _preload = ForkServerContext.set_forkserver_preload
 
 
 def _preload_more(context: ForkServerContext, names: list[str]) -> None:
-    _preload(context, [*names, "pytest", "triton.experimental.gluon.nvidia.hopper", "tests.rewritten"])
+    more = ["pytest", "torch._dynamo", "triton.experimental.gluon.nvidia.hopper", "tests.rewritten"]
+    _preload(context, [*names, *more])
 
 
 ForkServerContext.set_forkserver_preload = _preload_more  # type: ignore[method-assign,assignment]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import random
+import subprocess
 import threading
 import time
 import warnings
@@ -17,6 +18,7 @@ import torch
 from ops_inputs import Wrapper, dual, given_back, in_vmap
 from ranks import Failure, Ranks, assert_close, context, failure_of, fresh, worlds
 from torch.autograd import forward_ad
+from warm import python
 
 import iris
 from iris import wire
@@ -764,6 +766,37 @@ def fill_a_heap() -> tuple[int, int]:
 def test_all_of_the_heap_is_for_tensors(ranks: Ranks) -> None:
     """As in AMD's Iris; what Iris needs itself comes on top."""
     assert ranks.run(fill_a_heap) == [(1 << 17, 0)] * 2
+
+
+MAKERS = """
+import sys, iris
+
+with iris.iris(1 << 20, backend="sim") as ctx:
+    made = [ctx.zeros(2), ctx.ones(2), ctx.empty(2), ctx.full((2,), 3), ctx.rand(2), ctx.randn(2), ctx.randint(2, (2,))]
+    made += [ctx.uniform(2), ctx.arange(2), ctx.arange(0, 1, 0.5), ctx.linspace(0, 1, 2), ctx.zeros_like(made[0])]
+    print([tuple(one.shape) for one in made], sorted({"sympy", "torch._dynamo"} & set(sys.modules)))
+"""
+
+
+def test_makers_import_neither_sympy_nor_dynamo() -> None:
+    """These take seconds, in each rank."""
+    done = subprocess.run([python(), "-c", MAKERS], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.stderr) == (f"{[(2,)] * 12} []\n", "")
+
+
+def long_range() -> tuple[int, ...]:
+    """One that would take 16 GiB of host memory as an example."""
+    ctx = context()
+    failure = failure_of(lambda: ctx.arange(1 << 31))
+    assert failure.kind == "HeapError", failure
+    long = torch.arange(0, 1 << 18, 3, dtype=torch.int32)
+    assert torch.equal(ctx.arange(0, 1 << 18, 3, dtype=torch.int32).cpu(), long)
+    return tuple(long.shape)
+
+
+@TWO
+def test_a_long_range(ranks: Ranks) -> None:
+    assert ranks.run(long_range) == [((1 << 18) // 3 + 1,)] * 2
 
 
 def test_a_name_that_iris_lacks_leads_to_the_page_on_porting() -> None:
