@@ -10,7 +10,7 @@ from unittest import mock
 import pytest
 import torch
 from ops_inputs import GATHER, SMALL, Inputs, Way, some, trial, ways
-from ranks import BACKEND, Failure, Ranks, context, failure_of, fresh, poison, worlds
+from ranks import BACKEND, Failure, Ranks, context, failure_of, fresh, in_worlds, poison, worlds
 
 from iris.ops.all_gather_matmul import _Call
 from iris.ops.problem import DTYPES
@@ -49,8 +49,11 @@ def wrong(way: Way, dtype: torch.dtype, seed: int) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("ranks", worlds(1, 4), indirect=True)
-@pytest.mark.parametrize(("way", "dtype"), some([(way, dtype) for way in GATHERS for dtype in DTYPES], 7))
+@pytest.mark.parametrize(
+    ("ranks", "way", "dtype"),
+    some(in_worlds([(way, dtype) for way in GATHERS for dtype in DTYPES]), 13),
+    indirect=["ranks"],
+)
 def test_all_of_a_is_left(ranks: Ranks, way: Way, dtype: torch.dtype, seed: int) -> None:
     assert ranks.run(wrong, way, dtype, seed) == [[]] * ranks.world_size
 

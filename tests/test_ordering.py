@@ -130,7 +130,7 @@ def numbers_of_flags(way: Way) -> tuple[int, ...]:
 
 @pytest.mark.parametrize(
     ("way", "num_flags"),
-    some([(way, number) for way in ways() if way.op != LOCAL for number in numbers_of_flags(way)], 4),
+    some([(way, number) for way in ways() if way.op != LOCAL for number in numbers_of_flags(way)], 7),
     ids=str,
 )
 def test_all_is_ordered(ranks: Ranks, way: Way, num_flags: int, seed: int) -> None:

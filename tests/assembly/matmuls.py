@@ -250,7 +250,7 @@ def matmul_case(
 def matmuls(old: int | None = None, turn: int = TURN) -> list[Case]:
     """For every op, its first variant for sm_90 and gfx942, and one without Stream-K, if there is one, for the other
     two GPUs; and all variants for sm_90. With ``old``, those that one of the two Tritons compiles in this ``turn``: an
-    op for one GPU of each vendor, and a quarter of the other variants."""
+    op for one GPU of each vendor, and an eighth of the other variants."""
     first = {variant[0]: variant for variant in reversed(VARIANTS)}
     light = {variant[0]: variant for variant in sorted(VARIANTS, key=lambda variant: not variant[-1])}
     others = [variant for variant in VARIANTS if variant != first[variant[0]]]
@@ -260,7 +260,7 @@ def matmuls(old: int | None = None, turn: int = TURN) -> list[Case]:
         picked = {CUDA[0]: first[op], CUDA[1]: light[op], HIP[0]: first[op], HIP[1]: light[op]}
         mine = EVERYWHERE if old is None else turns_of(list(OPS).index(op), EVERYWHERE, old, turn)
         here = {one for one in mine if picked[one] == variant}
-        if variant in others and (old is None or (others.index(variant) + old + turn) % 4 == 0):
+        if variant in others and (old is None or (others.index(variant) + old + turn) % 8 == 0):
             here.add(CUDA[0])
         for targets, described_a in ((CUDA, tma), (HIP, False)):
             those = tuple(one for one in targets if one in here)
