@@ -476,10 +476,12 @@ if BACKEND == "sim":
 
     @pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
     def test_a_block_that_torchinductor_has_fused_runs_on_iris(ranks: Ranks, seed: int, tmp_path: Path) -> None:
-        """In the backward pass TorchInductor does not fuse the sum of what q, k and v have received."""
+        """In the backward pass TorchInductor does not fuse the sum of what q, k and v have received. In the forward
+        pass it fuses both gathers in PyTorch 2.13, and one in 2.14."""
+        gathers = 1 if torch.__version__.startswith("2.14.") else 2
         for errors, counts in ranks.run(compiled, str(tmp_path / "store"), seed):
             assert max(errors.values()) < 1e-5, errors
-            assert counts == [2, 2, 2, 2]
+            assert counts == [gathers, 2, 2, 2]
 
 else:
 
