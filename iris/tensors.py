@@ -67,8 +67,8 @@ _SHORT = 1 << 16
 def _example(
     op: str, factory: Callable[..., torch.Tensor], arguments: tuple[Any, ...], dtype: torch.dtype | None
 ) -> torch.Tensor:
-    """A tensor with the shape and dtype of ``factory(*arguments, dtype=dtype)``, mostly without memory. What would be
-    raised there is raised here.
+    """A tensor with the shape and dtype of ``factory(*arguments, dtype=dtype)``, mostly without memory. What that would
+    raise is raised here.
 
     Torch refuses some arguments only if it makes values, and checks less for a single one. So ``factory`` makes two, in
     host memory. On torch's meta device many factories import SymPy at first, and ``arange`` TorchDynamo, which takes
@@ -81,7 +81,7 @@ def _example(
     if op == "linspace":
         size, two = (operator.index(arguments[2]),), (*arguments[:2], 2)
     else:
-        (size,) = (one for one in arguments if isinstance(one, tuple))
+        size = next(one for one in arguments if isinstance(one, tuple))
         two = tuple((2,) if one is size else one for one in arguments)
     drawn = {"generator": torch.Generator()} if op in _DRAWN else {}
     made = factory(*two, dtype=dtype, device="cpu", **drawn)
