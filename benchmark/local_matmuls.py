@@ -51,7 +51,7 @@ from iris.ops.target import target_of
 from iris.ops.tuned import Row
 from iris.progress import progress
 from iris.tune.compilation import compile_only
-from iris.tune.report import described_config
+from iris.tune.findings import described_config
 from iris.tune.session import measured_row, promising
 
 DATA_SET = Path(__file__).parents[1] / "dataset" / "llm.json"

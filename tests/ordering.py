@@ -28,6 +28,7 @@ import greenlet
 import numpy as np
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from triton import next_power_of_2
 from triton.runtime import interpreter as upstream
 
 import iris
@@ -324,7 +325,7 @@ class Watch(TorchDispatchMode):
 
     def _scratch(self, _: object) -> Callable[..., torch.Tensor]:
         def scratch(ours: FusedWorkspace, name: str, count: int, dtype: torch.dtype) -> torch.Tensor:
-            key = name, workspace.power_of_two(count), dtype
+            key = name, next_power_of_2(count), dtype
             if key not in ours.local:
                 with mock.patch.object(self, "_paused", True):
                     ours.local[key] = ours.ctx.empty(key[1], dtype=dtype)

@@ -97,7 +97,7 @@ def all_workspaces(ctx: Any) -> Iterator[FusedWorkspace]:
     for one in (*ctx._workspaces.values(), *ctx._kept.values()):
         if isinstance(one, FusedWorkspace):
             yield one
-            yield one.for_matmul
+            yield one.alone
 
 
 def advance(workspaces: Iterable[FusedWorkspace], calls: int) -> None:
@@ -157,7 +157,7 @@ def first_large_call(way: Way, seed: int) -> list[float]:
             one.run(SMALL, workspace=workspace)
             excesses.append(one.excess())
             ctx.barrier()
-            advance([workspace, workspace.for_matmul], calls)
+            advance([workspace, workspace.alone], calls)
             ctx.barrier()
         return excesses
 

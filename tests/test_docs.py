@@ -94,7 +94,7 @@ def test_every_name_of_ops_has_an_entry(reference: str, name: str) -> None:
     assert f"\n### `iris.ops.{name}`\n" in reference
 
 
-@pytest.mark.parametrize("module", ["chunk", "schedule", "split", "sync", "tile", "trace", "turnstile", "words"])
+@pytest.mark.parametrize("module", ["chunk", "schedule", "stream_k", "sync", "tile", "trace", "turnstile", "words"])
 def test_every_function_that_a_part_may_call_has_an_entry(maker: ModuleType, reference: str, module: str) -> None:
     tree = maker.tree_of(f"iris.device.{module}")
     called = [node for node in tree.body if isinstance(node, ast.FunctionDef) and maker.is_jit(node)]

@@ -146,7 +146,7 @@ def test_split_tiles_are_ordered(ranks: Ranks, way: Way, seed: int) -> None:
 
 def in_slices(seed: int) -> list[str]:
     """Unordered accesses if four programs each add up a slice of a rank's only tile, and the first one sends it."""
-    slices = mock.patch("iris.device.split.SLICE_ELEMENTS", tl.constexpr(64))
+    slices = mock.patch("iris.device.stream_k.SLICE_ELEMENTS", tl.constexpr(64))
     with mock.patch.dict(os.environ, IRIS_SIM_SMS="12"), slices:
         return unordered(Way(ALL_REDUCE, "two_shot"), FLAGS, nullcontext, seed, (((40, 9, 150), ONE),))
 

@@ -246,7 +246,7 @@ def test_other_rows_count_for_any_layout_of_b_but_sooner_for_their_own() -> None
 
 def test_the_nearest_row_is_that_with_the_least_sum_of_squares() -> None:
     rows = [replace(row_for(GATHER), m=int(GATHER.m * 2**0.4)), replace(row_for(GATHER), m=9410, n=4871)]
-    near = tuned.Rows(rows).near(GATHER, H200.hardware)
+    near = tuned.TunedRows(rows).near(GATHER, H200.hardware)
     assert near == rows[::-1] and sum(rows[1].distances(GATHER)) > sum(rows[0].distances(GATHER))
 
 

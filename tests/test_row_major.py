@@ -7,8 +7,8 @@ import torch
 from ranks import BACKEND, Ranks, context, worlds
 
 from iris.ops import new_workspace
+from iris.ops.copies import aligned, row_major
 from iris.ops.problem import DTYPES
-from iris.ops.row_major import aligned, row_major
 
 
 def matrices(dtype: torch.dtype) -> dict[str, torch.Tensor]:

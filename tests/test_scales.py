@@ -544,7 +544,7 @@ def precisions_of_an_own_op() -> list[str]:
         output = torch.empty(16, 16, dtype=made, device=ctx.device)
         token = start_kernel.set(lambda *_: lambda *_, PRECISION, **__: found.append(PRECISION))
         try:
-            run(ctx, problem, Plan(0, meet=False, alone=True), output, a, b, None, 0, SMALL, workspace, None)
+            run(ctx, problem, Plan(0, meet=False, alone=True), output, a, b, config=SMALL, workspace=workspace)
         finally:
             start_kernel.reset(token)
     return found

@@ -13,7 +13,7 @@ from ranks import Ranks, context, worlds
 
 from iris.device import schedule, split, tile
 from iris.ops.config import FusedConfig
-from iris.ops.split import sharers_of, split_tiles
+from iris.ops.stream_k import sharers_of, split_tiles
 
 SPLIT = ((1, 1), (1, 2), (3, 7), (5, 1), (1, 131), (4, 33), (8, 125), (64, 5), (78, 9), (80, 9), (140, 7))
 """Numbers of tiles, and of blocks of K in each."""

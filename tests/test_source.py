@@ -149,7 +149,7 @@ def own_plan(seed: int) -> float:
         config = FusedConfig(block_size_m=16, block_size_n=16, block_size_k=16)
         workspace = new_workspace(ctx, "mine", "pull")
         plan = Plan(0, source=pull_source, segments=world)
-        run(ctx, problem, plan, output, a, b.to(ctx.device), None, 0, config, workspace, None)
+        run(ctx, problem, plan, output, a, b.to(ctx.device), config=config, workspace=workspace)
         ctx.synchronize()
         return float((output.cpu().double() - whole.double() @ b.double()).abs().max())
 
@@ -179,7 +179,7 @@ def said_by_a_source(columns: int, piecewise: bool) -> tuple[Failure, float]:
         said = torch.full((17,), -1, dtype=torch.int32, device=ctx.device)
         said[16] = columns
         plan = Plan(0, source=partial_source, alone=True, piecewise=piecewise)
-        call = partial(run, ctx, problem, plan, output, a, b, None, 0, config, workspace, None, slots=said)
+        call = partial(run, ctx, problem, plan, output, a, b, config=config, workspace=workspace, slots=said)
         failure = failure_of(call)
         return failure, float((output - 64).abs().max())
 
@@ -229,7 +229,7 @@ def tile_by_tile(tiles: int, seed: int) -> float:
         config = FusedConfig(block_size_m=16, block_size_n=16, block_size_k=32, num_sms=1, group_size_m=1)
         plan = Plan(0, source=behind_the_next_rank, after=announced_after, piecewise=False)
         workspace = new_workspace(ctx, "mine", "chained", num_flags=tiles)
-        run(ctx, problem, plan, output, a.to(ctx.device), b.to(ctx.device), None, 0, config, workspace, None)
+        run(ctx, problem, plan, output, a.to(ctx.device), b.to(ctx.device), config=config, workspace=workspace)
         ctx.synchronize()
         return float((output.cpu().double() - a.double() @ b.double()).abs().max())
 
@@ -245,8 +245,9 @@ def biased_by_a_fraction() -> list[float]:
         a, b = (torch.zeros(shape, dtype=torch.int8, device=ctx.device) for shape in ((16, 32), (32, 16)))
         output, bias = torch.empty(16, 16, device=ctx.device), torch.full((16,), 0.75, device=ctx.device)
         run(
-            ctx, Problem("mine", 16, 16, 32, torch.int8, ctx.world_size), Plan(0, alone=True), output, a, b, bias, 2,
-            FusedConfig(block_size_m=16, block_size_n=16, block_size_k=32), new_workspace(ctx, "mine", "local"), None,
+            ctx, Problem("mine", 16, 16, 32, torch.int8, ctx.world_size), Plan(0, alone=True), output, a, b,
+            config=FusedConfig(block_size_m=16, block_size_n=16, block_size_k=32),
+            workspace=new_workspace(ctx, "mine", "local"), bias=bias, bias_is=2,
         )  # fmt: skip
         ctx.synchronize()
         return [float(one) for one in output.unique()]

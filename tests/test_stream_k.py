@@ -22,7 +22,7 @@ from iris.ops.launching import start_kernel
 from iris.ops.model.machine import machine
 from iris.ops.model.matmul import Call
 from iris.ops.problem import DTYPES, QUANTISED, Problem
-from iris.ops.split import strip_stages, strips_of
+from iris.ops.stream_k import strip_stages, strips_of
 from iris.trace import Event
 
 LONG: tuple[Shape, ...] = ((20, 35, 150), (9, 11, 200), (40, 17, 90), (33, 33, 65))

@@ -37,7 +37,7 @@ from iris.ops import ALGORITHMS, FusedConfig, Target, pick, pick_config, tuned
 from iris.ops.algorithms import EXCHANGING, LIBRARY
 from iris.ops.workspace import FusedWorkspace
 from iris.tune import command, session
-from iris.tune.report import Finding, described_config, print_findings
+from iris.tune.findings import Finding, described_config, print_findings
 from iris.tune.search import Search, Step, Trial, by_turns
 from iris.tune.session import Coordinator, Options, Past, Runner, Shape
 from iris.tune.trials import DROPPED, ENDED, LEFT, MAX_STARTS, MEASURED, RIGHT, STARTED, Place, Trials, problem_name

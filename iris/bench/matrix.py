@@ -1,6 +1,6 @@
-"""The rank × rank bandwidth matrix that the load, store and atomic examples share.
+"""The rank × rank bandwidth matrix of the load, store and atomic examples, and of ``iris bench rma``.
 
-An example brings a ``move(peer)`` that moves ``nbytes`` between this rank and a peer. This module reads the command
+A program brings a ``move(peer)`` that moves ``nbytes`` between this rank and a peer. This module reads the command
 line, measures every pair, and shows the matrix: rows are the rank that runs the kernel, columns its peer, values GB/s
 (10⁹ bytes per second) of payload.
 """

@@ -29,6 +29,12 @@ def on_amd() -> bool:
 
 
 @triton.constexpr_function
+def takes_modifiers(volatile: bool) -> bool:
+    """Whether a load takes a cache modifier. NVIDIA has none for volatile loads."""
+    return on_amd() or not volatile
+
+
+@triton.constexpr_function
 def has_tma() -> bool:
     """Whether the kernel is compiled for a GPU that has TMA."""
     return not SIMULATED and cuda_capability_geq(9)

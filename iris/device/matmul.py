@@ -1,4 +1,5 @@
-"""The one persistent matmul kernel. Every fused op is this kernel with a schedule, a source and a sink.
+"""The one persistent matmul kernel. A fused op is this kernel with a schedule, a source and a sink, unless the op's
+algorithm calls the library's matmul.
 
     for each tile, or part of a tile, that the schedule gives this program:
         until all of K is done:
@@ -60,7 +61,7 @@ from iris.device import trace
 from iris.device.arch import clock_ns, dot_precision
 from iris.device.handle import rank
 from iris.device.schedule import split_sharers, split_start, whole_tiles
-from iris.device.split import SLICE_ELEMENTS, combined, handed_over, slice_sum, wait_parts
+from iris.device.stream_k import SLICE_ELEMENTS, combined, handed_over, slice_sum, wait_parts
 from iris.device.tile import SCALE_BLOCK, Flags, Matrix, Tile, scaled, tile_pointers
 from iris.device.turnstile import NO_EPOCHS, TURNSTILE, end_own_epoch, enter, leave, own_epoch, wait_all_entered
 

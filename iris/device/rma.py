@@ -15,7 +15,7 @@ from typing import Any
 import triton
 import triton.language as tl
 
-from iris.device.arch import beyond, meet_to_publish, on_amd
+from iris.device.arch import beyond, meet_to_publish, takes_modifiers
 
 HEAP_ALIGNMENT: tl.constexpr = tl.constexpr(1024)
 
@@ -53,12 +53,12 @@ def _is_bases(pointer: Any) -> bool:
 
 
 @triton.constexpr_function
-def _of_load(modifier: str | None, dropped: bool = False) -> str:
-    """``modifier``, checked for a load: the simulator would take any, and a compiler would not say what is wrong. Then
-    it may be ``dropped``."""
+def _of_load(modifier: str | None, volatile: bool = False) -> str:
+    """``modifier``, checked for a load: the simulator would take any, and a compiler would not say what is wrong. It is
+    dropped if such a load takes none."""
     if modifier not in (None, "", ".ca", ".cg", ".cv"):
         raise ValueError(f"cache modifier of a load: expected one of '', .ca, .cg, .cv, got {modifier}")
-    return "" if dropped else modifier or ""
+    return modifier or "" if takes_modifiers(volatile) else ""
 
 
 @triton.constexpr_function
@@ -169,7 +169,7 @@ def load(
             ``tl.max_contiguous``.)
     """
     remote = _remote(ptr, to_rank, from_rank, heap_bases, hint)
-    MODIFIER: tl.constexpr = _of_load(cache_modifier, volatile and not on_amd())
+    MODIFIER: tl.constexpr = _of_load(cache_modifier, volatile)
     return tl.load(remote, mask=mask, other=other, cache_modifier=MODIFIER, volatile=volatile)
 
 

@@ -27,7 +27,7 @@ COPIED: tl.constexpr = tl.constexpr(2)
 these have the longer limit of a first call, in which ranks may still be compiling."""
 _MOST_AHEAD: tl.constexpr = tl.constexpr(32)
 """A flag of an op counts as reached only if it is less than this ahead of the value waited for. Epochs are ahead by a
-few at most, counts by no more than the number of ranks."""
+few at most, counts by less than twice the number of ranks."""
 
 
 @triton.jit

@@ -128,17 +128,6 @@ def block_at(block, first, row_end, N, BLOCK_M: tl.constexpr, BLOCK_N: tl.conste
 
 
 @triton.jit
-def copy_squares(source, source_ptr, target, rows, cols, BLOCK: tl.constexpr):
-    """Copy a matrix that begins at ``source_ptr``, with the strides of ``source``, square by square."""
-    across = tl.cdiv(cols, BLOCK)
-    for block in range(tl.program_id(0), tl.cdiv(rows, BLOCK) * across, tl.num_programs(0)):
-        r, c, row_mask, col_mask = block_at(block, 0, rows, cols, BLOCK, BLOCK)
-        mask = row_mask[:, None] & col_mask[None, :]
-        value = tl.load(tile_pointers(source, source_ptr, r, c), mask=mask)
-        tl.store(tile_pointers(target, target.ptr, r, c), value, mask=mask)
-
-
-@triton.jit
 def slot_pointers(slots, source, tile, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr):
     """Pointers into the slot for ``tile`` of rank ``source``. Slots are contiguous, each for a whole tile."""
     slot = (source * tile.per_shard + tile.index).to(tl.int64) * (BLOCK_M * BLOCK_N)

@@ -75,11 +75,11 @@ from iris.ops.algorithms import GATHER, TRAITS
 from iris.ops.call import OpCall
 from iris.ops.choice import resolve
 from iris.ops.config import FusedConfig
+from iris.ops.copies import aligned, column_major, copy_to, row_major
 from iris.ops.decomposed import Decomposition, Landing, lanes_for
 from iris.ops.exchange import exchange
 from iris.ops.gathering import (
     arrived_source,
-    copy_half_kernel,
     fetch_courier,
     gather_kernel,
     keep_courier,
@@ -101,7 +101,6 @@ from iris.ops.plan import Plan
 from iris.ops.problem import Problem
 from iris.ops.replay import replayed
 from iris.ops.room import GATHER_FLAGS, memory_of, scales_blocks, scales_matrix, scales_nbytes
-from iris.ops.row_major import aligned, copy_to, row_major, squares, turned
 from iris.ops.rows import MAX_CHUNKS, Rows, abreast, arriving_groups, chunks_of, evenly
 from iris.ops.scales import BLOCK
 from iris.ops.workspace import FusedWorkspace
@@ -151,7 +150,7 @@ def all_gather_matmul(
         config: None picks one, see :func:`iris.ops.pick_config`. All algorithms but ``pull`` need staging memory for
             all of A on the symmetric heap, ``push`` twice that, and ``low_latency`` two to four times. If the heap
             lacks that, "auto" takes ``pull``, provided that A_sharded is on the heap.
-        workspace: needed only to run the op on several streams at once; see ``iris.ops.new_workspace``.
+        workspace: needed only if other ops run at the same time, on another stream; see ``iris.ops.new_workspace``.
         trace: record per-program intervals, in this Trace or in a new one; it is then ``ctx.last_trace``. With "auto",
             trace on all ranks or on none, as "auto" then takes an algorithm that can be traced.
 
@@ -205,7 +204,7 @@ def all_gather_matmul(
             ctx.agree(OP, (problem, chosen, place_of(ctx, "A_sharded", A_sharded)))
     ours, recorded = memory_of(ctx, problem, chosen, workspace, beside), trace_of(ctx, OP, trace)
     call = _Call(
-        ctx, problem, output, A_sharded, turned(ours, problem, B), bias, bias_is, scales, chosen, recorded, ours
+        ctx, problem, output, A_sharded, column_major(ours, problem, B), bias, bias_is, scales, chosen, recorded, ours
     )
     launch = getattr(_Call, chosen.algorithm if world > 1 else "local")
     if of_rows is None:
@@ -260,11 +259,7 @@ class _Call(OpCall):
         if config.algorithm == "push":
             staged, half_rows = self.workspace.stacked(m, k, self.a.dtype)
             epochs = self.workspace.scratch("epochs", self.ctx.num_sms, torch.int32)
-            block, programs = squares(self.ctx, gathered)
-            copy_half_kernel[(programs,)](
-                epochs, Matrix(staged, *staged.stride()), Matrix(gathered, *gathered.stride()), m, k, half_rows,
-                BLOCK=block, num_warps=4,
-            )  # fmt: skip
+            copy_to(self.ctx, staged, gathered, epochs, half_rows)
         elif config.algorithm == "low_latency":
             copy_to(self.ctx, self._scratch(), gathered)
         else:

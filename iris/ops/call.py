@@ -76,8 +76,9 @@ class OpCall:
     ) -> None:
         """Launch Iris's matmul kernel as ``plan`` says; see :func:`iris.ops.launching.run`."""
         run(
-            self.ctx, self.problem, plan, self.output, self.a if a is None else a, self.b, self.bias, self.bias_is,
-            config or self.config, self.workspace, self.trace, gathered, slots, self.scales,
+            self.ctx, self.problem, plan, self.output, self.a if a is None else a, self.b,
+            config=config or self.config, workspace=self.workspace, bias=self.bias, bias_is=self.bias_is,
+            trace=self.trace, gathered=gathered, slots=slots, scales=self.scales,
         )  # fmt: skip
 
     def multiply(

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from iris.ops.config import FusedConfig
-from iris.ops.row_major import has_aligned_rows
+from iris.ops.copies import has_aligned_rows
 
 
 class Descriptors(NamedTuple):

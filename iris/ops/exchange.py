@@ -1,5 +1,5 @@
-"""Collectives of a few microseconds, for the small matrices of decoding: what ``low_latency`` runs before or after the
-library's matmul.
+"""Collectives of a few microseconds, for the small matrices of decoding: what ``low_latency`` runs before or after a
+matmul.
 
 A program stores its share of this rank's part into an *inbox* at every peer, and takes what has arrived in this rank's
 inbox. There is no handshake before and no barrier after, so a call takes one trip over the link: the one-shot scheme of
@@ -37,7 +37,7 @@ from iris.device import handle as handles
 from iris.device.handle import MAX_RANKS
 from iris.device.packing import packed, unpacked
 from iris.device.peer import translate
-from iris.device.sync import signal_all, wait_all
+from iris.device.sync import others, signal_all, wait_all
 from iris.device.tile import Matrix, Tile, block_at, finished, slot_pointers, tile_mask, tile_pointers
 from iris.device.turnstile import end_own_epoch, own_epoch
 from iris.device.words import store_words, take_words
@@ -220,11 +220,9 @@ def exchange_kernel(
             part = _part_for(peer, mine, tile, rows, all_rows, SPLIT)
             tl.store(slot_pointers(translate(handle, inbox, peer), me, tile, BLOCK_M, BLOCK_N), part)
     if program < blocks:
-        lanes = tl.arange(0, MAX_RANKS)
-        others = (lanes < WORLD) & (lanes != me)
-        peers = tl.where(others, lanes, me)
-        signal_all(ready + me * MAX_PROGRAMS + program, epoch, peers, others, handle)
-        wait_all(ready + peers * MAX_PROGRAMS + program, epoch, peers, others, handle, SITE)
+        peers, valid = others(handle)
+        signal_all(ready + me * MAX_PROGRAMS + program, epoch, peers, valid, handle)
+        wait_all(ready + peers * MAX_PROGRAMS + program, epoch, peers, valid, handle, SITE)
         for block in range(program, blocks, tl.num_programs(0)):
             tile = _block(me, block, blocks, rows, cols, BLOCK_M, BLOCK_N)
             if TOTAL:

@@ -17,7 +17,7 @@ from iris.device.arch import copy_stages, fence_async_proxy
 from iris.device.handle import MAX_RANKS
 from iris.device.matmul import Crew, ring_start
 from iris.device.sync import arrive, signal, signal_all, wait_leading
-from iris.device.tile import block_at, copy_squares, tile_pointers
+from iris.device.tile import block_at, tile_pointers
 from iris.device.turnstile import enter, leave, wait_all_entered, wait_entered
 
 
@@ -123,7 +123,7 @@ def _spread(
         if flags.counters is not None:
             if arrive(flags.counters + chunk, crew.couriers):
                 flag = flags.ready + me * flags.chunks + chunk
-                signal_all(flag, epoch + steps * 0, tl.where(targets, (me + steps) % world, me), targets, handle)
+                signal_all(flag, epoch, tl.where(targets, (me + steps) % world, me), targets, handle)
 
 
 @triton.jit
@@ -232,10 +232,3 @@ def gather_kernel(
     wait_all_entered(flags.turnstile, epoch, handle, SITE)
     _spread(handle, own, a, flags, epoch, program, crew, M, K, M, 0, last, SEGMENTS, COURIER_M, COURIER_N)
     leave(flags.turnstile, epoch, handle, SITE)
-
-
-@triton.jit
-def copy_half_kernel(epochs, staged, gathered, rows, cols, half_rows, BLOCK: tl.constexpr):
-    """Copy the A that the call before has gathered, from its half of the staging memory; ``epochs``: that call's."""
-    top = (tl.load(epochs) & 1) * half_rows
-    copy_squares(staged, staged.ptr + top.to(tl.int64) * staged.row_stride, gathered, rows, cols, BLOCK)

@@ -18,12 +18,12 @@ from functools import cache
 from typing import Any
 
 import torch
+from triton import next_power_of_2
 
 from iris.context import Iris, context_by_key
 from iris.ops.algorithms import ALL_REDUCE, SCATTER
 from iris.ops.config import FusedConfig
 from iris.ops.operands import check_no_gradient
-from iris.ops.workspace import power_of_two
 
 Op = Callable[..., torch.Tensor]
 PEERS_WRITE = (ALL_REDUCE, SCATTER)
@@ -48,7 +48,7 @@ class _Buffer:
     def matrix(self, shape: list[int], dtype: torch.dtype) -> torch.Tensor:
         nbytes = shape[0] * shape[1] * dtype.itemsize
         if not self._made or self._made[-1].numel() < nbytes:
-            self._made.append(self._ctx.empty(power_of_two(nbytes), dtype=torch.uint8))
+            self._made.append(self._ctx.empty(next_power_of_2(nbytes), dtype=torch.uint8))
         return self._made[-1][:nbytes].view(dtype).view(shape)
 
 

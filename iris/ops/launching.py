@@ -16,14 +16,14 @@ from iris.device import matmul as kernels
 from iris.device import tile, turnstile
 from iris.device.tile import Matrix
 from iris.ops.config import FusedConfig
+from iris.ops.copies import column_major, row_major
 from iris.ops.descriptors import Descriptors, descriptors_of
 from iris.ops.hardware import allows_tf32
 from iris.ops.plan import Plan, check_launch
 from iris.ops.problem import Problem
-from iris.ops.row_major import row_major, turned
 from iris.ops.rows import columns_in_vectors
 from iris.ops.scales import NO_SCALES, Scales
-from iris.ops.split import strip_stages, strips_of
+from iris.ops.stream_k import strip_stages, strips_of
 from iris.ops.target import target_of
 from iris.ops.workspace import FusedWorkspace
 from iris.trace import Trace
@@ -45,11 +45,12 @@ def run(
     output: torch.Tensor,
     own: torch.Tensor,
     b: torch.Tensor,
-    bias: torch.Tensor | None,
-    bias_is: int,
+    *,
     config: FusedConfig,
     workspace: FusedWorkspace,
-    trace: Trace | None,
+    bias: torch.Tensor | None = None,
+    bias_is: int = 0,
+    trace: Trace | None = None,
     gathered: torch.Tensor | None = None,
     slots: Any = None,
     scales: Scales = NO_SCALES,
@@ -81,7 +82,7 @@ def run(
     waits = plan.source is not kernels.local_source  # it may wait, for parts of A that arrive
     if not waits:
         own = row_major(workspace, own)
-    b = turned(workspace, problem, b)
+    b = column_major(workspace, problem, b)
     whole = own if gathered is None else gathered
     tiling = _tiling(problem, plan, config, ctx.num_sms, gathered is not None)
     desc = Descriptors()

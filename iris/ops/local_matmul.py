@@ -1,10 +1,11 @@
-"""A matrix product on one rank, by the kernel that every fused op uses.
+"""A matrix product on one rank, by the kernel of the fused ops.
 
 Unfused::
 
     output = A @ B * scale_a * scale_b + bias
 
-It serves to measure the kernel by itself, and for dtypes that ``torch.matmul`` does not multiply.
+It measures the kernel by itself. Algorithms that call the library's matmul call it instead with ``own_matmul``, and for
+8-bit operands that the library does not multiply.
 """
 
 from __future__ import annotations
@@ -112,7 +113,10 @@ def _multiply(
         flags = kept_local_workspace(ctx)
     else:
         flags = workspace_for(ctx, OP, chosen.algorithm, workspace)
-    run(ctx, problem, plan, output, A, B, bias, bias_is, chosen, flags, trace_of(ctx, op, trace), scales=scales)
+    run(
+        ctx, problem, plan, output, A, B, config=chosen, workspace=flags, bias=bias, bias_is=bias_is,
+        trace=trace_of(ctx, op, trace), scales=scales,
+    )  # fmt: skip
 
 
 def plain_matmul(
@@ -136,7 +140,7 @@ def plain_matmul(
             scaled_mm(workspace, output, a, b, bias, scales)
         else:
             traced, op = (trace, trace.op) if trace is not None else (False, OP)
-            _multiply(workspace.ctx, output, a, b, bias, scales, tile, workspace.for_matmul, traced, op)
+            _multiply(workspace.ctx, output, a, b, bias, scales, tile, workspace.alone, traced, op)
     elif bias is None:
         torch.matmul(_contiguous_on_cpu(a), b, out=output)
     else:
@@ -154,9 +158,7 @@ def add_product(
     """``total += a @ b * scales``: by PyTorch, or for 8-bit dtypes, where PyTorch cannot add, by Iris. Iris rounds only
     the sum; cuBLAS mostly rounds a 16-bit product, too, before it adds it."""
     if a.dtype in QUANTISED:
-        _multiply(
-            workspace.ctx, total, a, b, None, scales, _own_tile(config), workspace.for_matmul, False, sink=add_sink
-        )
+        _multiply(workspace.ctx, total, a, b, None, scales, _own_tile(config), workspace.alone, False, sink=add_sink)
     else:
         torch.addmm(total, _contiguous_on_cpu(a), b, out=total)
 

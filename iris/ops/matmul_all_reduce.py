@@ -85,6 +85,7 @@ from iris.errors import ShapeError
 from iris.ops.algorithms import ALL_REDUCE, TRAITS
 from iris.ops.choice import resolve
 from iris.ops.config import FusedConfig
+from iris.ops.copies import column_major
 from iris.ops.operands import (
     bias_kind,
     check_operands,
@@ -107,7 +108,6 @@ from iris.ops.reduction import (
 )
 from iris.ops.replay import replayed
 from iris.ops.room import memory_of
-from iris.ops.row_major import turned
 from iris.ops.words import sent_in_words, word_dtype
 from iris.ops.workspace import FusedWorkspace
 from iris.trace import Trace, trace_of
@@ -312,7 +312,7 @@ def matmul_all_reduce(
     if traits[chosen.algorithm].contiguous_rows:
         check_rows(OP, chosen.algorithm, output)
     ours, recorded = memory_of(ctx, problem, chosen, workspace), trace_of(ctx, OP, trace)
-    call = _Call(ctx, problem, output, A, turned(ours, problem, B), bias, bias_is, scales, chosen, recorded, ours)
+    call = _Call(ctx, problem, output, A, column_major(ours, problem, B), bias, bias_is, scales, chosen, recorded, ours)
     getattr(call, chosen.algorithm)()
     return output
 

@@ -61,6 +61,7 @@ from iris.ops.algorithms import SCATTER, TRAITS
 from iris.ops.call import OpCall
 from iris.ops.choice import resolve
 from iris.ops.config import RELAY_TEAM, FusedConfig
+from iris.ops.copies import column_major
 from iris.ops.exchange import exchange
 from iris.ops.operands import (
     bias_kind,
@@ -75,7 +76,6 @@ from iris.ops.plan import Plan
 from iris.ops.problem import Problem
 from iris.ops.replay import replayed
 from iris.ops.room import memory_of
-from iris.ops.row_major import turned
 from iris.ops.workspace import FusedWorkspace
 from iris.trace import Trace, trace_of
 
@@ -245,7 +245,7 @@ def matmul_all_scatter(
         check_rows(OP, chosen.algorithm, columns)
     ours, recorded = memory_of(ctx, problem, chosen, workspace), trace_of(ctx, OP, trace)
     call = _Call(
-        ctx, problem, columns, A, turned(ours, problem, B), bias, bias_is, scales, chosen, recorded, ours, output
+        ctx, problem, columns, A, column_major(ours, problem, B), bias, bias_is, scales, chosen, recorded, ours, output
     )
     getattr(call, chosen.algorithm)()
     return output

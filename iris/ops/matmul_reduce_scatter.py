@@ -60,6 +60,7 @@ from iris.errors import ShapeError
 from iris.ops.algorithms import REDUCE_SCATTER
 from iris.ops.choice import resolve
 from iris.ops.config import FusedConfig
+from iris.ops.copies import column_major
 from iris.ops.operands import bias_kind, check_operands, check_rows_of_b, check_shape, has_contiguous_rows
 from iris.ops.plan import Plan
 from iris.ops.problem import Problem
@@ -75,7 +76,6 @@ from iris.ops.reduction import (
 )
 from iris.ops.replay import replayed
 from iris.ops.room import memory_of
-from iris.ops.row_major import turned
 from iris.ops.rows import evenly
 from iris.ops.workspace import FusedWorkspace
 from iris.trace import Trace, trace_of
@@ -160,7 +160,7 @@ def matmul_reduce_scatter(
     problem = Problem(OP, m, n, k, A.dtype, world, None, not has_contiguous_rows(B), output.dtype)
     chosen = resolve(ctx, problem, config, workspace, trace, bias_is=bias_is, scales=scales)
     ours, recorded = memory_of(ctx, problem, chosen, workspace), trace_of(ctx, OP, trace)
-    call = _Call(ctx, problem, output, A, turned(ours, problem, B), bias, bias_is, scales, chosen, recorded, ours)
+    call = _Call(ctx, problem, output, A, column_major(ours, problem, B), bias, bias_is, scales, chosen, recorded, ours)
     getattr(call, chosen.algorithm)()
     return output
 

@@ -211,7 +211,8 @@ def _beside_exchange(row: tuned.Row, config: FusedConfig) -> FusedConfig | None:
 
 def _near(problem: Problem, target: Target, user_path: Path | None, *, local: bool = False) -> list[tuned.Row]:
     """The rows to try, in order: those of exactly this shape first, and among equals the user's; the others as
-    :meth:`iris.ops.tuned.Rows.near` has them. If a finished search was of a shape, unfinished ones of it come last."""
+    :meth:`iris.ops.tuned.TunedRows.near` has them. If a finished search was of a shape, its unfinished ones come last.
+    """
     sources = tuned.user_rows(user_path), tuned.shipped_rows()
     near = [row for rows in sources for row in rows.near(problem, target.hardware, local=local)]
     finished = {row.shape for row in near if not row.unfinished}

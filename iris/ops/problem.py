@@ -13,8 +13,8 @@ QUANTISED = (torch.int8, torch.float8_e4m3fn)
 """Input dtypes of 8 bits, whose products may be scaled."""
 DTYPES = (*FLOATS, *QUANTISED)
 """Input dtypes that every op takes."""
-TURNED_FROM_ROWS = 128
-"""From so many rows of A on, a row-major B of 8 bits is turned first (H200, 2026-12-01)."""
+TRANSPOSED_FROM_ROWS = 128
+"""From so many rows of A on, a row-major B of 8 bits is transposed first (H200, 2026-12-01)."""
 MAX_EXTENT = 1 << 30
 """Kernels count rows and columns in 32 bits, and add up to twice as many."""
 
@@ -96,10 +96,10 @@ class Problem:
         return {REDUCE_SCATTER: once, ALL_REDUCE: 2 * once}.get(self.op, 0)
 
     @property
-    def turns_b(self) -> bool:
+    def wants_transposed_b(self) -> bool:
         """Whether B is worth a copy with contiguous columns, if tensor cores take it only so: with 8 bits, and enough
         rows of A."""
-        return self.dtype in QUANTISED and not self.transposed_b and self.m >= TURNED_FROM_ROWS
+        return self.dtype in QUANTISED and not self.transposed_b and self.m >= TRANSPOSED_FROM_ROWS
 
     @property
     def weight_bytes(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from iris.ops.row_major import has_aligned_rows
+from iris.ops.copies import has_aligned_rows
 from iris.ops.scales import BLOCK, Scales
 from iris.ops.workspace import FusedWorkspace
 

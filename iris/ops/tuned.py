@@ -174,8 +174,8 @@ def row_key(problem: Problem, device_name: str) -> tuple[Any, ...]:
     return (*row_kind(problem, device_name), problem.m, problem.n, problem.k, problem.transposed_b)
 
 
-class Rows:
-    """Rows, to look a problem up in."""
+class TunedRows:
+    """Tuned rows, to look a problem up in."""
 
     def __init__(self, rows: Iterable[Row] = ()) -> None:
         self._by_kind: dict[tuple[Any, ...], list[Row]] = {}
@@ -234,19 +234,19 @@ def misnamed() -> Path | None:
 
 
 @lru_cache(maxsize=8)
-def user_rows(path: Path | None) -> Rows:
+def user_rows(path: Path | None) -> TunedRows:
     """The rows in ``path``, read once per process; none if there is no such file.
 
     Raises:
         ArgumentError: the file is broken.
     """
-    return Rows(read(path)) if path is not None else Rows()
+    return TunedRows(read(path)) if path is not None else TunedRows()
 
 
 @lru_cache(maxsize=1)
-def shipped_rows() -> Rows:
+def shipped_rows() -> TunedRows:
     """The rows that come with Iris."""
-    return Rows(row for path in sorted(SHIPPED.glob("*.json")) for row in read(path))
+    return TunedRows(row for path in sorted(SHIPPED.glob("*.json")) for row in read(path))
 
 
 def forget() -> None:

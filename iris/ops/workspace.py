@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
+from triton import next_power_of_2
 
 from iris.context import MAX_RANKS, Iris, require_context
 from iris.device import turnstile
@@ -87,7 +88,7 @@ class FusedWorkspace(Live):
 
         There is one such memory for each power of two. None is ever freed, because captured calls go on using it.
         """
-        key = (name, power_of_two(count), dtype)
+        key = (name, next_power_of_2(count), dtype)
         if key not in self.local:
             _refuse_in_capture(self.ctx, self.op)
             with _outlasting_inference():
@@ -109,15 +110,10 @@ class FusedWorkspace(Live):
         return self.others[key]
 
     @cached_property
-    def for_matmul(self) -> FusedWorkspace:
-        """The workspace of the matmuls that this rank computes alone in this op's calls."""
-        return local_workspace(self.ctx)
-
-    @cached_property
-    def for_stream(self) -> FusedWorkspace:
-        """Where memory is kept that does not depend on op, algorithm or sizes: one for all of the context's own
-        workspaces, whose calls are on one stream at a time, and share an engine."""
-        return kept_local_workspace(self.ctx) if self.engine is _engine_of(self.ctx) else self
+    def alone(self) -> FusedWorkspace:
+        """The workspace of what this rank computes or copies alone in this op's calls: one for all of the context's own
+        workspaces, whose calls are on one stream at a time and share an engine."""
+        return kept_local_workspace(self.ctx) if self.engine is _engine_of(self.ctx) else local_workspace(self.ctx)
 
     @cached_property
     def one(self) -> torch.Tensor:
@@ -218,7 +214,7 @@ def _staging_offset(num_flags: int) -> int:
 
 def size_class(staging_nbytes: int, num_flags: int) -> tuple[int, int]:
     """The sizes of the workspace that is made for calls with these needs: powers of two."""
-    return power_of_two(staging_nbytes), max(MIN_FLAGS, power_of_two(num_flags))
+    return next_power_of_2(staging_nbytes), max(MIN_FLAGS, next_power_of_2(num_flags))
 
 
 def stacked_nbytes(rows: int, cols: int, dtype: torch.dtype, workspace: FusedWorkspace | None) -> int:
@@ -227,19 +223,15 @@ def stacked_nbytes(rows: int, cols: int, dtype: torch.dtype, workspace: FusedWor
     too small for both."""
     row_nbytes = cols * dtype.itemsize
     if workspace is None:
-        return 2 * row_nbytes * (rows if row_nbytes == power_of_two(row_nbytes) else rows + 1)
+        return 2 * row_nbytes * (rows if row_nbytes == next_power_of_2(row_nbytes) else rows + 1)
     staging_nbytes = workspace.staging.numel()
     needed = 2 * (rows * row_nbytes + -(staging_nbytes // 2) % row_nbytes)
     return needed if needed <= staging_nbytes else 2 * row_nbytes * (rows + 1)
 
 
-def power_of_two(count: int) -> int:
-    """The next power of two; 0 for 0."""
-    return 1 << (count - 1).bit_length() if count else 0
-
-
 def new_workspace(ctx: Iris, op: str, algorithm: str, staging_nbytes: int = 0, num_flags: int = 0) -> FusedWorkspace:
-    """Make a separate workspace, for calls of ``op`` that run at the same time on several streams. Collective.
+    """Make a separate workspace, for calls of ``op`` that run at the same time as other ops, on another stream.
+    Collective.
 
     If a workspace is too small for a call, the call's error says how large it must be. Release it like any memory of
     the heap: when the calls that use it are done on all ranks, behind a barrier, and graphs that you captured with it

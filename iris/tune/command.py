@@ -27,7 +27,7 @@ from iris.launch import RankPool, in_full
 from iris.ops import tuned
 from iris.ops.algorithms import GATHER
 from iris.tune import session
-from iris.tune.report import Finding, print_findings
+from iris.tune.findings import Finding, print_findings
 from iris.tune.session import Options, Shape
 from iris.tune.trials import DROPPED, ENDED, Trials
 

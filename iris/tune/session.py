@@ -36,7 +36,7 @@ from iris.ops.target import target_of
 from iris.ops.tuned import Row, changed_fields, row_key
 from iris.progress import Advance, progress
 from iris.tune.compilation import compile_only
-from iris.tune.report import Finding, described_config
+from iris.tune.findings import Finding, described_config
 from iris.tune.search import Search, Step, by_turns
 from iris.tune.trials import DROPPED, LEFT, MEASURED, RIGHT, History, Trials, problem_name
 

@@ -14,11 +14,11 @@ from listing import Event
 
 from iris.device import chunk, matmul, schedule, tile, turnstile
 from iris.ops import reduction
+from iris.ops.copies import copy_kernel
 from iris.ops.decomposed import arrival_kernel, entered_kernel, entry_kernel, exit_kernel, landing_kernel
 from iris.ops.exchange import exchange_kernel, exchange_words_kernel
 from iris.ops.gathering import (
     arrived_source,
-    copy_half_kernel,
     fetch_courier,
     gather_kernel,
     keep_courier,
@@ -40,7 +40,6 @@ from iris.ops.matmul_all_reduce import (
 from iris.ops.matmul_all_scatter import push_sink, relay_courier, send_courier, send_kernel
 from iris.ops.matmul_reduce_scatter import add_rows_sink, scatter_rows_sink
 from iris.ops.problem import output_dtype
-from iris.ops.row_major import copy_kernel
 from iris.ops.words import word_dtype
 
 ROWS = {"SCHEDULE": schedule.own_last, "GATE": True, "SHARDS": 8, "SHARDED": True, "MEET": False}
@@ -348,7 +347,7 @@ def collectives() -> list[Case]:
         Case("landing", landing_kernel, landing_arguments, site | one_warp, has=WAITS | SIGNALS),
         Case("exit", exit_kernel, turnstile_arguments, site | one_warp | {"MEET": True}, has=WAITS | SIGNALS),
         Case("copy", copy_kernel, copy_arguments, {"BLOCK": 128}),
-        Case("copy_half", copy_half_kernel, copy_half_arguments, {"BLOCK": 128}),
+        Case("copy-half", copy_kernel, copy_half_arguments, {"BLOCK": 128}),
     ]
     return [
         *small,
@@ -371,11 +370,11 @@ def word_arguments(dtype: torch.dtype, sizes: tuple[int, ...]) -> Any:
 
 
 def copy_arguments() -> Any:
-    return tile.Matrix(tensor(torch.float16), 1, 4096), half_matrix(), 100, 200
+    return tile.Matrix(tensor(torch.float16), 1, 4096), half_matrix(), 100, 200, None, 0
 
 
 def copy_half_arguments() -> Any:
-    return tensor(torch.int32), half_matrix(), half_matrix(), 100, 200, 112
+    return half_matrix(), half_matrix(), 100, 200, tensor(torch.int32), 112
 
 
 def turnstile_arguments() -> Any:

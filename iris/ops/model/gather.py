@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from iris.ops.model.machine import FLAG_S, LAUNCH_S, MEET_S, WORD_S
 from iris.ops.model.matmul import Call, Deal, library_s
-from iris.ops.model.parts import AWAITED_STEP_S, STEP_S, exchange_s, flag_s, landing_s, multiplied_s, next_copy_s
+from iris.ops.model.terms import AWAITED_STEP_S, STEP_S, exchange_s, flag_s, landing_s, multiplied_s, next_copy_s
 from iris.ops.rows import abreast, arriving_groups, evenly
 
 _GATHERED_S = 3e-6

@@ -139,7 +139,7 @@ class Machine:
             cold = max(cold, crowd * (m + n) * depth / _CROWDED_BYTES_PER_S)
         if crowded and m < 64 and self.warpgroups:
             computing = max(computing, -(-problem.k // step) * (_STEP_S + 2 * m * n * step / _STEP_FLOPS))
-        if self.warpgroups and problem.dtype in QUANTISED and not (problem.transposed_b or problem.turns_b):
+        if self.warpgroups and problem.dtype in QUANTISED and not (problem.transposed_b or problem.wants_transposed_b):
             rate = _TURNED_FEW_BYTES_PER_S if m < 64 else _TURNED_BYTES_PER_S * math.sqrt(32 / n)
             computing = max(computing, n * depth / rate)
         return max(computing, (m + n) * depth / _L2_BYTES_PER_S, cold)
@@ -153,9 +153,9 @@ class Machine:
         passes = 1.0 if b < self.l2_bytes // 2 else max(passes, groups)
         return (a + b * passes + c) / self.memory_rate
 
-    def turning_s(self, problem: Problem) -> float:
+    def transposing_s(self, problem: Problem) -> float:
         """The time in which a row-major B of 8 bits is transposed before the call, if it is."""
-        if not (self.warpgroups and problem.turns_b):
+        if not (self.warpgroups and problem.wants_transposed_b):
             return 0.0
         return LAUNCH_S + 2 * problem.weight_bytes / self.memory_rate
 

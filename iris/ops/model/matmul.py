@@ -13,7 +13,7 @@ from iris.ops.algorithms import EXCHANGING, GATHER, LOCAL, SCATTER
 from iris.ops.config import FusedConfig
 from iris.ops.model.machine import LAUNCH_S, Machine
 from iris.ops.problem import Problem
-from iris.ops.split import sharers_of, split_tiles, strips_of
+from iris.ops.stream_k import sharers_of, split_tiles, strips_of
 
 _BOOST_S, _BOOST, _THROTTLED_S, _THROTTLED = 0.25e-3, 1.05, 1.2e-3, 0.91
 """Matmuls of up to ``_BOOST_S`` run at a higher clock than that of the sustained rate, those of ``_THROTTLED_S`` or

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from iris.ops.config import RELAY_TEAM
 from iris.ops.model.machine import FLAG_S, LAUNCH_S, MEET_S, WORD_S
 from iris.ops.model.matmul import Call, Deal, library_s
-from iris.ops.model.parts import AWAITED_STEP_S, KEEP_S, STEP_S, beside_s, exchange_s, multiplied_s
+from iris.ops.model.terms import AWAITED_STEP_S, KEEP_S, STEP_S, beside_s, exchange_s, multiplied_s
 
 _CONTENTION = 0.12
 """How much longer storing tiles to all peers takes on 8 ranks because of incast (:meth:`.Call.contention`)."""

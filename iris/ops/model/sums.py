@@ -8,7 +8,7 @@ from functools import partial
 
 from iris.ops.model.machine import FLAG_S, LAUNCH_S, MEET_S, WORD_S
 from iris.ops.model.matmul import Call, Deal, library_s
-from iris.ops.model.parts import (
+from iris.ops.model.terms import (
     AWAITED_STEP_S,
     KEEP_S,
     STEP_S,

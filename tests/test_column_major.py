@@ -12,17 +12,17 @@ from ops_inputs import GATHER, LAYOUTS, LOCAL, REDUCE_SCATTER, SMALL, Way, some,
 from ranks import Ranks, context, fresh, worlds
 
 from iris import ops
-from iris.ops import row_major, target
+from iris.ops import copies, target
 from iris.ops.model import predict_ms
 from iris.ops.pick import figures, model_pick
-from iris.ops.problem import DTYPES, QUANTISED, TURNED_FROM_ROWS, Problem
+from iris.ops.problem import DTYPES, QUANTISED, TRANSPOSED_FROM_ROWS, Problem
 from iris.ops.workspace import FusedWorkspace, new_workspace
 
-ROWS, N, DEPTH = TURNED_FROM_ROWS, 17, 40
+ROWS, N, DEPTH = TRANSPOSED_FROM_ROWS, 17, 40
 
 
-def turned_matrices(dtype: torch.dtype) -> dict[str, str]:
-    """What is wrong with what :func:`iris.ops.row_major.turned` returns, by the layout of B and the rows of A."""
+def copied_matrices(dtype: torch.dtype) -> dict[str, str]:
+    """What is wrong with what :func:`iris.ops.copies.column_major` returns, by the layout of B and the rows of A."""
     ctx, wrong = context(), {}
     workspace = new_workspace(ctx, "matmul_all_reduce", "two_shot", 1024)
     whole = torch.randint(-100, 100, (70, 150), device=ctx.device).to(dtype)
@@ -35,19 +35,19 @@ def turned_matrices(dtype: torch.dtype) -> dict[str, str]:
         "a row": whole[1:2],
     }
     for layout, b in layouts.items():
-        for m in (1, TURNED_FROM_ROWS - 1, TURNED_FROM_ROWS, 4096):
+        for m in (1, TRANSPOSED_FROM_ROWS - 1, TRANSPOSED_FROM_ROWS, 4096):
             transposed = not (b.stride(1) == 1 or b.shape[1] == 1)
-            found = row_major.turned(
+            found = copies.column_major(
                 workspace, Problem(LOCAL, m, b.shape[1], b.shape[0], dtype, 1, None, transposed), b
             )
-            turns = (
+            copied = (
                 dtype in QUANTISED
-                and m >= TURNED_FROM_ROWS
+                and m >= TRANSPOSED_FROM_ROWS
                 and layout in ("row-major", "some of its columns", "a column")
             )
             if not torch.equal(found.double(), b.double()):
                 wrong[f"{layout}, {m}"] = "other elements"
-            elif (found is not b) != (turns and target.takes_columns_only(ctx)):
+            elif (found is not b) != (copied and target.takes_columns_only(ctx)):
                 wrong[f"{layout}, {m}"] = "copied, or not copied"
             elif found is not b and (found.stride(0) != 1 or found.stride(1) % 16 or found.data_ptr() % 16):
                 wrong[f"{layout}, {m}"] = f"strides {found.stride()}"
@@ -57,19 +57,19 @@ def turned_matrices(dtype: torch.dtype) -> dict[str, str]:
 @pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_copy_has_contiguous_columns(ranks: Ranks, dtype: torch.dtype) -> None:
-    assert ranks.run(turned_matrices, dtype) == [{}, {}]
+    assert ranks.run(copied_matrices, dtype) == [{}, {}]
 
 
-def excess_and_turns(way: Way, dtype: torch.dtype, layout: str, seed: int) -> tuple[float, int, int]:
+def excess_and_copies(way: Way, dtype: torch.dtype, layout: str, seed: int) -> tuple[float, int, int]:
     """The error of a call, how often it transposed B, and how often it should if B is row-major."""
     ctx, world = context(), context().world_size
     rows = ROWS if way.op != GATHER or way.gather_dim else -(-ROWS // world)
     rows = -(-ROWS // world) if way.op == REDUCE_SCATTER else rows
     one = trial(ctx, way, (rows, N, DEPTH), dtype, seed, layout=layout)
-    with mock.patch.object(row_major, "_copy", wraps=row_major._copy) as copy:
+    with mock.patch.object(copies, "_copy", wraps=copies._copy) as copy:
         one.run(replace(SMALL, num_chunks=2))
-    turns = [call.args[2] for call in copy.call_args_list].count("columns")
-    return one.excess(), turns, int(target.takes_columns_only(ctx))
+    copied = [call.args[2] for call in copy.call_args_list].count("columns")
+    return one.excess(), copied, int(target.takes_columns_only(ctx))
 
 
 EIGHT_BITS = [(way, dtype) for way in ways() for dtype in QUANTISED]
@@ -78,15 +78,15 @@ EIGHT_BITS = [(way, dtype) for way in ways() for dtype in QUANTISED]
 @pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
 @pytest.mark.parametrize(("way", "dtype"), some(EIGHT_BITS, 3))
 def test_each_way_transposes_b_once(ranks: Ranks, way: Way, dtype: torch.dtype, seed: int) -> None:
-    for excess, turns, expected in ranks.run(excess_and_turns, way, dtype, LAYOUTS[seed % 2 * 2], seed):
+    for excess, copied, expected in ranks.run(excess_and_copies, way, dtype, LAYOUTS[seed % 2 * 2], seed):
         assert excess <= 1
-        assert turns == expected
+        assert copied == expected
 
 
 @pytest.mark.parametrize("ranks", worlds(2, 2), indirect=True)
 def test_a_transposed_b_is_read_in_place(ranks: Ranks, seed: int) -> None:
-    for excess, turns, _ in ranks.run(excess_and_turns, Way(LOCAL, "local"), torch.int8, "transposed", seed):
-        assert excess <= 1 and turns == 0
+    for excess, copied, _ in ranks.run(excess_and_copies, Way(LOCAL, "local"), torch.int8, "transposed", seed):
+        assert excess <= 1 and copied == 0
 
 
 def copies_of_b() -> tuple[int, int, int]:
@@ -152,7 +152,7 @@ H200 = ops.Target("cuda", 132, True, (), "NVIDIA H200")
 
 
 @pytest.mark.parametrize("dtype", QUANTISED, ids=str)
-@pytest.mark.parametrize("m", [TURNED_FROM_ROWS, 4096])
+@pytest.mark.parametrize("m", [TRANSPOSED_FROM_ROWS, 4096])
 def test_the_model_knows_that_b_is_transposed_first(dtype: torch.dtype, m: int) -> None:
     problem = Problem(LOCAL, m, 7168, 4096, dtype, 1)
     transposed = replace(problem, transposed_b=True)

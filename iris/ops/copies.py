@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from iris.context import Iris
-from iris.device.tile import Matrix, copy_squares
+from iris.device.tile import Matrix, block_at, tile_pointers
 from iris.ops.operands import has_contiguous_rows
 from iris.ops.problem import Problem
 from iris.ops.target import takes_columns_only
@@ -28,9 +28,16 @@ _ALIGNMENT = 16
 
 
 @triton.jit
-def copy_kernel(source, target, rows, cols, BLOCK: tl.constexpr):
-    """Copy ``source`` into ``target``."""
-    copy_squares(source, source.ptr, target, rows, cols, BLOCK)
+def copy_kernel(source, target, rows, cols, epochs, half_rows, BLOCK: tl.constexpr):
+    """Copy ``source`` into ``target``, square by square. ``epochs``: of the call that has filled ``source``, which has
+    two halves, used in turn, of ``half_rows`` each; None: there is one."""
+    top = 0 if epochs is None else (tl.load(epochs) & 1) * half_rows
+    across = tl.cdiv(cols, BLOCK)
+    for block in range(tl.program_id(0), tl.cdiv(rows, BLOCK) * across, tl.num_programs(0)):
+        r, c, row_mask, col_mask = block_at(block, 0, rows, cols, BLOCK, BLOCK)
+        mask = row_mask[:, None] & col_mask[None, :]
+        value = tl.load(tile_pointers(source, source.ptr, top + r, c), mask=mask)
+        tl.store(tile_pointers(target, target.ptr, r, c), value, mask=mask)
 
 
 def row_major(workspace: FusedWorkspace, matrix: torch.Tensor) -> torch.Tensor:
@@ -44,15 +51,15 @@ def row_major(workspace: FusedWorkspace, matrix: torch.Tensor) -> torch.Tensor:
     return _copy(workspace, matrix, "rows")
 
 
-def turned(workspace: FusedWorkspace, problem: Problem, b: torch.Tensor) -> torch.Tensor:
+def column_major(workspace: FusedWorkspace, problem: Problem, b: torch.Tensor) -> torch.Tensor:
     """``b``, or, if it has 8 bits and the tensor cores would need it transposed for many rows of A, a copy with
     contiguous columns. Ops call this once, before they cut A; the launch of a kernel calls it for all others.
 
     Sync: on the current stream. The next copy for a call on the same stream may reuse the memory.
     """
-    if not problem.turns_b or has_contiguous_rows(b.t()) or not takes_columns_only(workspace.ctx):
+    if not problem.wants_transposed_b or has_contiguous_rows(b.t()) or not takes_columns_only(workspace.ctx):
         return b
-    return _copy(workspace.for_stream, b.t(), "columns").t()
+    return _copy(workspace.alone, b.t(), "columns").t()
 
 
 def has_aligned_rows(matrix: torch.Tensor) -> bool:
@@ -86,16 +93,15 @@ def _copy(workspace: FusedWorkspace, matrix: torch.Tensor, name: str) -> torch.T
     return copy
 
 
-def copy_to(ctx: Iris, source: torch.Tensor, target: torch.Tensor) -> None:
-    """Copy a matrix, on the current stream; both may have any strides."""
-    block, programs = squares(ctx, source)
+def copy_to(
+    ctx: Iris, source: torch.Tensor, target: torch.Tensor, epochs: torch.Tensor | None = None, half_rows: int = 0
+) -> None:
+    """Copy a matrix of the size of ``target``, on the current stream; both may have any strides. ``epochs``,
+    ``half_rows``: see :func:`copy_kernel`."""
+    rows, cols = target.shape
+    block = min(_LARGEST_BLOCK, _BLOCK_NBYTES // target.element_size())
+    programs = min(-(-rows // block) * -(-cols // block), _PROGRAMS_PER_SM * ctx.num_sms)
     copy_kernel[(programs,)](
-        Matrix(source, *source.stride()), Matrix(target, *target.stride()), *source.shape, BLOCK=block, num_warps=4
-    )
-
-
-def squares(ctx: Iris, matrix: torch.Tensor) -> tuple[int, int]:
-    """The edge of the squares in which ``matrix`` is copied, and the number of programs."""
-    rows, cols = matrix.shape
-    block = min(_LARGEST_BLOCK, _BLOCK_NBYTES // matrix.element_size())
-    return block, min(-(-rows // block) * -(-cols // block), _PROGRAMS_PER_SM * ctx.num_sms)
+        Matrix(source, *source.stride()), Matrix(target, *target.stride()), rows, cols, epochs, half_rows,
+        BLOCK=block, num_warps=4,
+    )  # fmt: skip

@@ -1,4 +1,4 @@
-"""The host's half of :mod:`iris.device.split`: what Stream-K splits, into what, and among how many programs."""
+"""The host's half of :mod:`iris.device.stream_k`: what Stream-K splits, into what, and among how many programs."""
 
 from __future__ import annotations
 
