@@ -216,12 +216,14 @@ class Iris(Live, SymmetricHeap, RankLogger, Aliases):
             raise RankMismatch(f"iris: the ranks' devices differ in their number of SMs ({said}). {fix}.")
 
     @property
+    @eager
     def heap_bases(self) -> torch.Tensor:
         """int64 tensor with the address of every rank's heap in this rank's address space; pass it to kernels."""
         self._require_open("heap_bases")
         return self._heap_bases
 
     @property
+    @eager
     def handle(self) -> Handle:
         """The device handle: an argument of kernels, for the functions of :mod:`iris.peer` and
         :mod:`iris.device.sync`."""
@@ -229,6 +231,7 @@ class Iris(Live, SymmetricHeap, RankLogger, Aliases):
         return self._handle
 
     @property
+    @eager
     def alone(self) -> Handle:
         """A handle like :attr:`handle`, but of a job with this rank only: for kernels in which no peer takes part."""
         self._require_open("alone")
@@ -386,6 +389,7 @@ class Iris(Live, SymmetricHeap, RankLogger, Aliases):
         with self._failure.of_meeting():
             return self._mesh.exchange(tag, payload, ranks)
 
+    @eager
     def check(self, op: str = "check") -> None:
         """Raise if a kernel's wait expired or a peer died since the last look. Costs no synchronisation.
 

@@ -12,7 +12,7 @@ from iris.errors import ArgumentError, IrisError, PlacementError
 from iris.heap import HeapTable
 from iris.leases import Lease, Leases
 from iris.live import OPEN
-from iris.tensors import SymmetricTensors
+from iris.tensors import SymmetricTensors, is_fake
 
 
 class SymmetricHeap(SymmetricTensors):
@@ -41,6 +41,7 @@ class SymmetricHeap(SymmetricTensors):
         return start - self._backend.bases[self.rank]
 
     @property
+    @eager
     def heap_free_bytes(self) -> int:
         """Bytes of the symmetric heap that were free on all ranks at the last allocation. ContextError if the context
         is closed."""
@@ -48,12 +49,14 @@ class SymmetricHeap(SymmetricTensors):
         return self._table.free_bytes
 
     @property
+    @eager
     def heap_largest_free_bytes(self) -> int:
         """Bytes of the largest free block of the symmetric heap; the same on all ranks. ContextError if the context is
         closed."""
         self._require_open("heap_largest_free_bytes")
         return self._table.largest_free
 
+    @eager
     def heap_size_for(self, nbytes: int) -> int:
         """The ``heap_size`` that would hold a block of ``nbytes`` in addition to what is in use now."""
         return self._table.would_do(nbytes)
@@ -103,7 +106,7 @@ class SymmetricHeap(SymmetricTensors):
         """This rank's lease of the block that holds ``tensor``, or the tensor of which it is a view."""
         if not isinstance(tensor, torch.Tensor):
             raise ArgumentError(op, "tensor", "a tensor", type(tensor).__name__)
-        if tensor.layout != torch.strided or tensor.device != self.device:
+        if tensor.layout != torch.strided or tensor.device != self.device or is_fake(tensor):
             return None
         try:
             start = tensor.untyped_storage().data_ptr()

@@ -103,9 +103,14 @@ def check_dense(op: str, argument: str, tensor: torch.Tensor) -> None:
         raise ArgumentError(op, argument, "a dense tensor", tensor.layout, "Make it dense with .to_dense().")
 
 
+def is_fake(tensor: torch.Tensor) -> bool:
+    """Whether it is a FakeTensor, as tracers make them: it has no memory, and warns when asked for it."""
+    return type(tensor).__name__ == "FakeTensor"
+
+
 def address_of(tensor: torch.Tensor) -> int:
     """Where the first element is; 0 for a tensor without memory, as ``torch.vmap`` and tracers make them."""
-    if type(tensor).__name__ == "FakeTensor":  # has no memory, and warns when asked for it
+    if is_fake(tensor):
         return 0
     try:
         return tensor.data_ptr()

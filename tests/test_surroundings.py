@@ -122,37 +122,42 @@ def test_a_choice_stands(ranks: Ranks) -> None:
         assert found == ["pull", "pull"]
 
 
-def compiled_calls() -> list[float]:
-    """Errors of calls of the context in code that ``torch.compile`` compiles."""
-    with fresh(1 << 20) as ctx:
+def compiled_calls() -> tuple[list[float], list[str]]:
+    """Results of calls of the context in code that ``torch.compile`` compiles, and its warnings."""
+    with fresh(1 << 20) as ctx, warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
 
         def step(x: torch.Tensor) -> torch.Tensor:
             mine = ctx.full((4,), 2.0)
             mine += x
             ctx.device_barrier()
             ctx.barrier()
-            return mine + ctx.zeros_like(mine)
+            ctx.check()
+            bases, free = ctx.heap_bases, ctx.heap_free_bytes
+            known = (bases == ctx.handle.bases).all() & (free < ctx.heap_size_for(1 << 30))
+            return (mine + ctx.zeros_like(mine)) * known
 
         step = torch.compile(step, backend="eager")
-        return [step(torch.full((4,), 1.0 + turn, device=ctx.device)).sum().item() for turn in range(2)]
+        found = [step(torch.full((4,), 1.0 + turn, device=ctx.device)).sum().item() for turn in range(2)]
+        return found, [str(one.message) for one in told]
 
 
 @TWO
 def test_compiled_code_breaks_at_calls_of_the_context(ranks: Ranks) -> None:
-    assert ranks.run(compiled_calls) == [[12, 16]] * 2
+    assert ranks.run(compiled_calls) == [([12, 16], [])] * 2
 
 
-def compiled_whole() -> tuple[str, str]:
-    """Errors of a call of the context in code that must become one graph."""
+def compiled_whole() -> list[Failure]:
+    """Errors of calls of the context in code that must become one graph."""
     with fresh(1 << 20) as ctx:
-        layer = torch.compile(lambda: ctx.barrier(), backend="eager", fullgraph=True)
-        return failure_of(layer).kind, failure_of(layer).message
+        calls = [lambda: ctx.barrier(), lambda: ctx.check(), lambda: ctx.handle, lambda: ctx.heap_free_bytes]
+        return [failure_of(torch.compile(call, backend="eager", fullgraph=True)) for call in calls]
 
 
 @TWO
 def test_what_must_not_break_says_why_it_does(ranks: Ranks) -> None:
-    for kind, message in ranks.run(compiled_whole):
-        assert kind == "Unsupported" and "leave out fullgraph=True" in message, message
+    for failure in (one for failures in ranks.run(compiled_whole) for one in failures):
+        assert failure.kind == "Unsupported" and "leave out fullgraph=True" in failure.message, failure
 
 
 def compiled_before() -> tuple[list[str], list[float]]:

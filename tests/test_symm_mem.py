@@ -112,8 +112,9 @@ def scatters(path: str, seed: int) -> list[str]:
     wrong = []
     with replaced(path) as (ctx, group):
         world = ctx.world_size
-        for dim, op, dtype in itertools.product(range(2), ("sum", "avg"), (torch.float32, torch.bfloat16)):
-            shape = (3 * world, 4 * world, 8)
+        cases = itertools.product(range(2), ("sum", "avg"), (torch.float32, torch.bfloat16), (1, 3))
+        for dim, op, dtype, each in cases:
+            shape = (each * world, 4 * world, 8) if dim == 0 else (5, each * world, 8)
             pairs = [
                 (drawn(ctx, seed + r, *shape, dtype=dtype), drawn(ctx, seed + 50 + r, 8, 16, dtype=dtype))
                 for r in range(world)
@@ -124,9 +125,9 @@ def scatters(path: str, seed: int) -> list[str]:
             ctx.synchronize()
             assert isinstance(total, torch.Tensor)
             if not close(found, total.chunk(world, dim)[ctx.rank], 2 * torch.finfo(dtype).eps):
-                wrong.append(f"dim {dim}, {op}, {dtype}")
+                wrong.append(f"dim {dim}, {op}, {dtype}, {shape}")
             if described(found) != (expected := fake_strides("fused_matmul_reduce_scatter", *args)):
-                wrong.append(f"dim {dim}, {op}, {dtype}: {described(found)}, not {expected}")
+                wrong.append(f"dim {dim}, {op}, {dtype}, {shape}: {described(found)}, not {expected}")
     return wrong
 
 

@@ -369,4 +369,5 @@ def _scattered(
     product = a.new_empty(rows.shape[0] // world, b.shape[1], dtype=dtype)
     matmul_reduce_scatter(ctx, product, rows, b, scale_a=scale_a, scale_b=scale_b)
     first, *others = a.movedim(dim, 0).shape[:-1]
-    return product.view(first // world, *others, -1).movedim(0, dim).contiguous()
+    scattered = product.view(first // world, *others, -1).movedim(0, dim).contiguous()
+    return scattered.view(scattered.shape)  # strides of dimensions of 1, too
