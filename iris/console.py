@@ -34,7 +34,10 @@ class Parser(argparse.ArgumentParser):
 def exit_status(program: str, run: Callable[[], int]) -> int:
     """The result of ``run()``, or, without a traceback: ``USAGE`` if it raises an ArgumentError; 1 if it raises another
     Iris error or its output cannot be written; ``STOPPED``, with a message, after Ctrl-C; and ``UNREAD`` if the reader
-    of its output has gone. Characters that standard output cannot encode are printed as question marks."""
+    of its output has gone. Characters that standard output cannot encode are printed as question marks; what is printed
+    while it is closed, is lost."""
+    if sys.stdout is None:
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115  for as long as the process lives
     try:
         try:
             if isinstance(sys.stdout, io.TextIOWrapper):

@@ -590,6 +590,10 @@ def test_a_resumed_run_measures_what_is_missing(
     assert bench.main([*arguments, f"--resume={out}", "--benchmark_list"]) == 0
     told = capsys.readouterr()
     assert (told.out, told.err) == ("", "nothing is missing\n")
+    foreign = [{**one, "counters": None, "time_ms": {**one["time_ms"], "calls": None}} for one in lines(out)]
+    out.write_text("".join(f"{json.dumps(one)}\n" for one in foreign))
+    assert bench.main([*arguments, f"--resume={out}", "--repeat=3"]) == 0
+    assert "kept" not in capsys.readouterr().err
 
 
 def test_a_resumed_run_measures_a_group_in_turns_as_a_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -820,6 +824,10 @@ def test_csv(measured: Path, capsys: pytest.CaptureFixture[str]) -> None:
     right = by_way(lines(measured))["right"]
     assert float(rows["right"]["time_ms_median"]) == right["time_ms"]["median"]
     assert (rows["right"]["answer"], rows["right"]["count"], rows["wrong"]["time_ms_median"]) == ("42.0", "8", "")
+    rated = right["environment"]["backend"] != "sim"  # else no rate means anything
+    assert [bool(rows["right"][name]) for name in tables.RATES] == [
+        rated and right[name] is not None for name in tables.RATES
+    ]
 
 
 def test_csv_of_what_is_called_as_other_columns(measured: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -247,6 +247,12 @@ def test_what_standard_output_has_no_code_for_is_a_question_mark() -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, b"2 ? 3\n", b"")
 
 
+def test_what_is_printed_while_standard_output_is_closed_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    assert console.exit_status("iris", lambda: int(sys.stdout.write("a") != 1)) == 0
+    sys.stdout.close()
+
+
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True

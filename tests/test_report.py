@@ -473,6 +473,14 @@ def test_tables_have_every_result(study: Study) -> None:
     assert at["1", "28672", "torch_symm_mem"]["ms"] == "skipped"
 
 
+def test_one_call_has_no_spread(tmp_path: Path) -> None:
+    lines = [record("all_gather_matmul", way, LARGE[0], 4) for way in ("push", "nccl")]
+    lines[0]["time_ms"]["calls"] = 1
+    study = Study(read(write(tmp_path / "x.jsonl", lines)))
+    (table,) = tables.measurements(study, study.problems)
+    assert [bool(row["spread"].strip("–")) for row in rows_of(table)] == [False, True]
+
+
 def test_an_overview_has_all_times_of_a_problem_in_a_row(study: Study) -> None:
     (_, table) = tables.overview(study, study.of(H200_SECTION, "all_gather_matmul"))
     assert (table.title, table.note) == ("all_gather_matmul, 4 ranks", "All rows: bf16.")
@@ -755,6 +763,18 @@ def figure_of(kind: str, file: Path, lines: list[Record]) -> Figure:
     study = Study(read(write(file, lines)))
     (chart,) = [chart for chart in charts(study).values() if chart.kind == kind]
     return drawing.draw(chart, study, Palette(result.algorithm for result in study.results))
+
+
+def test_the_floor_is_that_of_the_whole_work(tmp_path: Path) -> None:
+    """The matmul alone has no bytes to move, and a lower floor. It may be the first that was measured."""
+    lines = [record("all_gather_matmul", way, LARGE[0], size) for way in ("matmul", "auto") for size in (2, 4)]
+    for line in lines[:2]:
+        line["floor_ms"] = 0.5 * line["floor_ms"]
+    (axes,) = figure_of("scaling", tmp_path / "x.jsonl", lines).axes
+    floors = [line["flops"] / line["floor_ms"] / 1e9 for line in lines[2:]]
+    assert np.asarray(axes.lines[-1].get_ydata()).tolist() == pytest.approx(floors)
+    (axes,) = figure_of("times", tmp_path / "x.jsonl", lines[1::2]).axes
+    assert f"floor {lines[-1]['floor_ms']:.3f}" in [text.get_text() for text in axes.texts]
 
 
 def test_the_fastest_is_bold_in_the_chart_of_times(tmp_path: Path) -> None:

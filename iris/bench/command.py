@@ -247,8 +247,9 @@ def _difference(one: Record, now: Mapping[str, str | None], repeat: int | None) 
     changed = [
         f"{name} {told(then, name)} (now {told(now, name)})" for name, value in now.items() if then.get(name) != value
     ]
-    if repeat is not None and time is not None and time["calls"] != repeat:
-        changed.append(f"{counted(time['calls'], 'call')} (now {repeat})")
+    calls = time.get("calls") if time is not None else None
+    if repeat is not None and calls is not None and calls != repeat:
+        changed.append(f"{counted(calls, 'call')} (now {repeat})")
     return ", ".join(changed)
 
 

@@ -224,5 +224,5 @@ def newest(records: Iterable[Record]) -> dict[str, Record]:
 
 def _records(path: Path, content: bytes) -> list[Record]:
     """The records that ``content`` of a file holds."""
-    empty = dict.fromkeys(_OPTIONAL) | {"counters": {}}
-    return [empty | fields for fields, _ in parsed("bench", path, content)]
+    empty = dict.fromkeys(_OPTIONAL)
+    return [empty | fields | {"counters": fields.get("counters") or {}} for fields, _ in parsed("bench", path, content)]

@@ -15,6 +15,8 @@ from iris.results import without_sizes
 REFERENCE = "nccl"
 """The algorithm that speed-ups are relative to."""
 FIGURES = ("flops", "nbytes", "back_to_back_ms", "host_us", "floor_ms", "floor_share", "tflops_per_gpu", "gbytes_per_s")
+RATES = ("floor_share", "tflops_per_gpu", "gbytes_per_s")
+"""Figures that mean nothing in the simulator."""
 TIMES = ("median", "min", "p10", "p90", "rank_skew", "calls")
 WHERE = ("hardware", "backend", "commit", "date")
 VARIES = "*"
@@ -44,7 +46,8 @@ def write_csv(results: Sequence[Record], cases: Mapping[str, Case], file: TextIO
         row = [one["case"], *(one["params"].get(name) for name in names), records.picked(one), one["world_size"]]
         row += [one["validated"], one.get("deterministic"), one["skipped"], one["error"]]
         row += [time.get(name) for name in TIMES]
-        row += [*(one[name] for name in FIGURES), speedup]
+        row += [None if name in RATES and records.simulated(one) else one[name] for name in FIGURES]
+        row += [speedup]
         row += [*(one["counters"].get(name) for name in counters), *(one["environment"].get(name) for name in WHERE)]
         out.writerow(row)
 
@@ -137,7 +140,8 @@ def _headers(results: Sequence[Record], counters: Sequence[str]) -> list[str]:
 
 def _cells(one: Record, speedup: float | None, names: Sequence[str], counters: Sequence[str]) -> list[str]:
     time = one["time_ms"]
-    spread = f"{100 * (time['p90'] - time['p10']) / time['median']:.1f} %" if time else ""
+    several = time is not None and time.get("calls") != 1
+    spread = f"{100 * (time['p90'] - time['p10']) / time['median']:.1f} %" if several else ""
     rated = not records.simulated(one)
     verdict = {
         True: "yes",

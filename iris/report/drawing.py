@@ -80,9 +80,8 @@ def _times(chart: Chart, study: Study, palette: Palette) -> Figure:
     (problem,) = chart.problems
     algorithms = palette.ordered(problem.results)
     figure, (axes,) = _figure(chart, [_ROW * (len(algorithms) + 0.6)], foot=0.06)
-    timed = problem.timed
-    floor = next((result.floor_ms for result in timed.values() if result.floor_ms is not None), None)
-    longest = max([floor or 0.0, *map(time_of, timed.values())]) or 1.0
+    floor = problem.floor_ms
+    longest = max([floor or 0.0, *map(time_of, problem.timed.values())]) or 1.0
     for place, algorithm in enumerate(algorithms):
         result = problem.results[algorithm]
         if result.time is None:
@@ -158,11 +157,12 @@ def _scaling(chart: Chart, study: Study, palette: Palette) -> Figure:
 
 
 def _floor_point(problem: Problem, rates: bool) -> Curve:
-    for result in problem.timed.values():
-        if result.floor_ms is not None and result.floor_ms > 0:
-            rate = (result.tflops_per_gpu or 0.0) * time_of(result) / result.floor_ms
-            return [(problem.world_size, rate if rates else result.floor_ms)]
-    return []
+    floor = problem.floor_ms
+    if not floor:
+        return []
+    first = next(iter(problem.complete.values()))
+    rate = (first.tflops_per_gpu or 0.0) * time_of(first) / floor
+    return [(problem.world_size, rate if rates else floor)]
 
 
 def _crossover(chart: Chart, study: Study, palette: Palette) -> Figure:

@@ -68,6 +68,11 @@ class Problem:
         return {name: result for name, result in self.timed.items() if name != MATMUL or self.case == MATMUL}
 
     @property
+    def floor_ms(self) -> float | None:
+        """The floor of the whole work; the matmul alone has another."""
+        return next((result.floor_ms for result in self.complete.values() if result.floor_ms is not None), None)
+
+    @property
     def best_ms(self) -> float | None:
         """The shortest time of several ``complete`` results; None for simulated ranks, whose times do not compare."""
         times = [time_of(result) for result in self.complete.values()]

@@ -333,7 +333,9 @@ def _speedup(opponent: str) -> Callable[[Study, Result], Cell]:
 
 
 def _spread(result: Result) -> float | None:
-    return None if result.time is None else 100 * (result.time.p90 - result.time.p10) / result.time.median
+    if result.time is None or result.time.calls == 1:
+        return None
+    return 100 * (result.time.p90 - result.time.p10) / result.time.median
 
 
 def _skew(result: Result) -> float | None:
