@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from ranks import Ranks, context, worlds
 
-from iris.device import schedule, split, tile
+from iris.device import schedule, stream_k, tile
 from iris.ops.config import FusedConfig
 from iris.ops.stream_k import sharers_of, split_tiles
 
@@ -56,7 +56,7 @@ def slots_kernel(out, base, source, index, per_shard, workers, BLOCK: tl.constex
     lanes = tl.arange(0, BLOCK)
     place = tile.Tile(source, index, per_shard, 0, lanes, lanes, lanes >= 0, lanes >= 0)
     slot = tile.slot_pointers(base, source, place, BLOCK, BLOCK)
-    part = split._partial_pointers(base, workers, BLOCK, BLOCK)
+    part = stream_k._partial_pointers(base, workers, BLOCK, BLOCK)
     tl.store(out, (tl.min(slot.to(tl.int64)) - base.to(tl.int64)) // 4)
     tl.store(out + 1, (tl.min(part.to(tl.int64)) - base.to(tl.int64)) // 4)
 

@@ -134,7 +134,7 @@ def compiled_calls() -> tuple[list[float], list[str]]:
             ctx.barrier()
             ctx.check()
             bases, free = ctx.heap_bases, ctx.heap_free_bytes
-            known = (bases == ctx.handle.bases).all() & (free < ctx.heap_size_for(1 << 30))
+            known: torch.Tensor = (bases == ctx.handle.bases).all() & (free < ctx.heap_size_for(1 << 30))
             return (mine + ctx.zeros_like(mine)) * known
 
         step = torch.compile(step, backend="eager")
