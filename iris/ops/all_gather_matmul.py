@@ -93,8 +93,8 @@ from iris.ops.operands import (
     check_operands,
     check_rows_of_b,
     check_shape,
-    check_symmetric,
     has_contiguous_rows,
+    not_symmetric,
     place_of,
 )
 from iris.ops.plan import Plan
@@ -183,25 +183,24 @@ def all_gather_matmul(
     if gathered is not None:
         others = {"A_sharded": A_sharded, "B": B, "bias": bias, "scale_a": scale_a, "scale_b": scale_b}
         check_gathered(ctx, OP, gathered, A_sharded, (m, k), others | {"output": output})
-    symmetric, traits = ctx.is_symmetric(A_sharded), TRAITS[OP]
+    traits = TRAITS[OP]
     if scales.of_blocks and not by_rows and world > 1 and cols % BLOCK:
         expected, fix = f"a multiple of {BLOCK} columns, as blocks have scales", "Cut A between blocks, or add zeros."
         raise ShapeError(OP, "A_sharded", expected, (rows, cols), fix)
     # One number may be the scale of the only row of A_sharded.
     of_rows = scales.a if by_rows and world > 1 and scales.a is not None and scales.a.shape[0] == rows else None
     beside = 0 if of_rows is None else scales_nbytes(of_rows, world, ctx.num_sms)
-    chosen = resolve(
-        ctx, problem, config, workspace, trace, scales=scales, scales_nbytes=beside,
-        takes=lambda one: (symmetric or not traits[one].reads_peers) and (gathered is None or one != "pull"),
-    )  # fmt: skip
-    if gathered is not None and world > 1 and chosen.algorithm == "pull":
-        fix = "Take config=None, and a heap that has room for all of A."
-        raise ArgumentError(OP, "gathered", "None, as pull gathers nothing", f"a matrix {tuple(gathered.shape)}", fix)
-    if traits[chosen.algorithm].reads_peers:
+
+    def refused(algorithm: str) -> ArgumentError | None:
+        if gathered is not None and world > 1 and algorithm == "pull":
+            got, fix = f"a matrix {tuple(gathered.shape)}", "Take config=None, and a heap that has room for all of A."
+            return ArgumentError(OP, "gathered", "None, as pull gathers nothing", got, fix)
         fix = "Peers read it: make it with ctx.empty, or ctx.as_symmetric(A)."
-        check_symmetric(ctx, OP, "A_sharded", A_sharded, fix)
-        if world > 1:
-            ctx.agree(OP, (problem, chosen, place_of(ctx, "A_sharded", A_sharded)))
+        return not_symmetric(ctx, OP, "A_sharded", A_sharded, fix) if traits[algorithm].reads_peers else None
+
+    chosen = resolve(ctx, problem, config, workspace, trace, refused=refused, scales=scales, scales_nbytes=beside)
+    if traits[chosen.algorithm].reads_peers and world > 1:
+        ctx.agree(OP, (problem, chosen, place_of(ctx, "A_sharded", A_sharded)))
     ours, recorded = memory_of(ctx, problem, chosen, workspace, beside), trace_of(ctx, OP, trace)
     call = _Call(
         ctx, problem, output, A_sharded, column_major(ours, problem, B), bias, bias_is, scales, chosen, recorded, ours

@@ -43,7 +43,7 @@ def resolve(
     config: FusedConfig | Adjusted | str | None,
     workspace: FusedWorkspace | None,
     trace: object,
-    takes: Callable[[str], bool] = lambda _: True,
+    refused: Callable[[str], ArgumentError | None] = lambda _: None,
     shared: Mapping[str, torch.Tensor] = MappingProxyType({}),
     bias_is: int | None = None,
     scales: Scales = NO_SCALES,
@@ -52,9 +52,10 @@ def resolve(
     """The config to run with, its algorithm settled: the caller's, checked, or the picked one; the same on all ranks.
 
     "auto" leaves out algorithms that need more memory than there is, on the heap or in ``workspace``, those that do not
-    take the operands (``takes``), and, for a call with a ``trace``, those that cannot be traced.
+    take the operands, and, for a call with a ``trace``, those that cannot be traced.
 
     Args:
+        refused: the error with which an algorithm refuses the operands, or None.
         shared: the operands, by name, that peers touch; they must lie in the same place on all ranks.
         bias_is: the kind of a bias that is added to a sum over ranks, whichever rank adds it.
         scales: the scales of the call; the config is adapted to them.
@@ -67,7 +68,9 @@ def resolve(
     """
     by_library = scales.of_blocks and ctx.backend_name == "cuda"  # where it takes half as long as Iris's kernel
     traced = is_wanted(problem.op, trace)
-    chosen, key = _chosen(ctx, problem, config, workspace, traced, takes, by_library, scales_nbytes)
+    chosen, key = _chosen(ctx, problem, config, workspace, traced, refused, by_library, scales_nbytes)
+    if error := refused(chosen.algorithm):
+        raise error
     picked = ctx.backend_name == "cuda" and not isinstance(config, FusedConfig)
     fitting = scales.fitting(chosen, picked=picked)
     if isinstance(config, Adjusted):
@@ -206,7 +209,7 @@ def _chosen(
     config: FusedConfig | Adjusted | str | None,
     workspace: FusedWorkspace | None,
     traced: bool,
-    takes: Callable[[str], bool],
+    refused: Callable[[str], ArgumentError | None],
     by_library: bool,
     scales_nbytes: int,
 ) -> tuple[FusedConfig, _Choice | None]:
@@ -230,7 +233,7 @@ def _chosen(
     elif config is not None and not isinstance(config, str):
         raise ArgumentError(problem.op, "config", "a FusedConfig, an algorithm's name, or None", type(config).__name__)
     traits = TRAITS[problem.op]
-    may = tuple(one for one in _allowed(ctx, problem.op, traced) if takes(one))
+    may = tuple(one for one in _allowed(ctx, problem.op, traced) if refused(one) is None)
     fits = isinstance(workspace, FusedWorkspace) and workspace.op == problem.op and workspace.ctx is ctx
     mine = workspace if fits else None  # one that does not fit is refused later, when the algorithm is known
     if mine is not None:

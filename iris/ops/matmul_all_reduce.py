@@ -81,19 +81,19 @@ from iris.device.tile import (
     tile_pointers,
 )
 from iris.device.words import store_words, take_words
-from iris.errors import ShapeError
-from iris.ops.algorithms import ALL_REDUCE, TRAITS
+from iris.errors import ArgumentError, ShapeError
+from iris.ops.algorithms import ALL_REDUCE
 from iris.ops.choice import resolve
 from iris.ops.config import FusedConfig
 from iris.ops.copies import column_major
 from iris.ops.operands import (
     bias_kind,
     check_operands,
-    check_rows,
     check_rows_of_b,
     check_shape,
     check_symmetric,
     has_contiguous_rows,
+    without_rows,
 )
 from iris.ops.plan import Plan
 from iris.ops.problem import Problem
@@ -299,18 +299,17 @@ def matmul_all_reduce(
     check_symmetric(ctx, OP, "output", output, "Peers write it: make it with ctx.empty.")
     bias_is = bias_kind(OP, bias, m, n)
     problem = Problem(OP, m, n, k, A.dtype, world, None, not has_contiguous_rows(B), output.dtype)
-    whole, traits = has_contiguous_rows(output), TRAITS[OP]
+
+    def refused(algorithm: str) -> ArgumentError | None:
+        if algorithm == "copy_engine" and m % world:
+            expected = f"rows that {world} ranks can share evenly, for copy_engine"
+            return ShapeError(OP, "A", expected, (m, k), 'Take algorithm "two_shot", or pad A with zero rows.')
+        return without_rows(OP, algorithm, output)
+
     chosen = resolve(
-        ctx, problem, config, workspace, trace, takes=lambda one: whole or not traits[one].contiguous_rows,
-        shared={"output": output}, bias_is=bias_is, scales=scales,
+        ctx, problem, config, workspace, trace, refused=refused, shared={"output": output}, bias_is=bias_is,
+        scales=scales,
     )  # fmt: skip
-    if chosen.algorithm == "copy_engine" and m % world:
-        raise ShapeError(
-            OP, "A", f"rows that {world} ranks can share evenly, for copy_engine", tuple(A.shape),
-            'Take algorithm "two_shot", or pad A with zero rows.',
-        )  # fmt: skip
-    if traits[chosen.algorithm].contiguous_rows:
-        check_rows(OP, chosen.algorithm, output)
     ours, recorded = memory_of(ctx, problem, chosen, workspace), trace_of(ctx, OP, trace)
     call = _Call(ctx, problem, output, A, column_major(ours, problem, B), bias, bias_is, scales, chosen, recorded, ours)
     getattr(call, chosen.algorithm)()

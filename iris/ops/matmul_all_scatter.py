@@ -57,7 +57,7 @@ from iris.device.peer import translate
 from iris.device.sync import signal, wait
 from iris.device.tile import Flags, Matrix, Slots, block_at, finished, peer_at, store_everywhere, tile_pointers
 from iris.device.turnstile import enter, leave, wait_all_entered
-from iris.ops.algorithms import SCATTER, TRAITS
+from iris.ops.algorithms import SCATTER
 from iris.ops.call import OpCall
 from iris.ops.choice import resolve
 from iris.ops.config import RELAY_TEAM, FusedConfig
@@ -66,11 +66,11 @@ from iris.ops.exchange import exchange
 from iris.ops.operands import (
     bias_kind,
     check_operands,
-    check_rows,
     check_rows_of_b,
     check_shape,
     check_symmetric,
     has_contiguous_rows,
+    without_rows,
 )
 from iris.ops.plan import Plan
 from iris.ops.problem import Problem
@@ -235,14 +235,11 @@ def matmul_all_scatter(
     check_symmetric(ctx, OP, "output", output, "Peers write it: make it with ctx.empty.")
     bias_is = bias_kind(OP, bias, m, n)
     problem = Problem(OP, m, n, k, A.dtype, world, None, not has_contiguous_rows(B), output.dtype)
-    whole, traits = has_contiguous_rows(output), TRAITS[OP]
+    columns = output[:, ctx.rank * n : (ctx.rank + 1) * n]
     chosen = resolve(
-        ctx, problem, config, workspace, trace, takes=lambda one: whole or not traits[one].contiguous_rows,
+        ctx, problem, config, workspace, trace, refused=lambda one: without_rows(OP, one, columns),
         shared={"output": output}, scales=scales,
     )  # fmt: skip
-    columns = output[:, ctx.rank * n : (ctx.rank + 1) * n]
-    if traits[chosen.algorithm].contiguous_rows:
-        check_rows(OP, chosen.algorithm, columns)
     ours, recorded = memory_of(ctx, problem, chosen, workspace), trace_of(ctx, OP, trace)
     call = _Call(
         ctx, problem, columns, A, column_major(ours, problem, B), bias, bias_is, scales, chosen, recorded, ours, output

@@ -11,6 +11,7 @@ import torch
 from iris.context import Iris
 from iris.device import tile
 from iris.errors import ArgumentError, DTypeError, PlacementError, ShapeError
+from iris.ops.algorithms import TRAITS
 from iris.ops.problem import DTYPES, MAX_EXTENT, QUANTISED, output_dtypes
 from iris.ops.scales import Scales, check_contiguous, scales_of
 from iris.ops.target import multiplies_fp8
@@ -207,10 +208,17 @@ def check_rows_of_b(op: str, b: torch.Tensor, rows: int, cols: int, a: str = "A"
         raise ShapeError(op, "B", f"{expected} (rows of B = columns of {a})", tuple(b.shape), fix)
 
 
+def not_symmetric(ctx: Iris, op: str, argument: str, tensor: torch.Tensor, fix: str) -> PlacementError | None:
+    """The error of a ``tensor`` that is not on the symmetric heap; None if it is."""
+    if ctx.is_symmetric(tensor):
+        return None
+    return PlacementError(op, argument, "a tensor on the symmetric heap", whereabouts(ctx, tensor), fix)
+
+
 def check_symmetric(ctx: Iris, op: str, argument: str, tensor: torch.Tensor, fix: str) -> None:
     """Raise PlacementError unless ``tensor`` is on the symmetric heap."""
-    if not ctx.is_symmetric(tensor):
-        raise PlacementError(op, argument, "a tensor on the symmetric heap", whereabouts(ctx, tensor), fix)
+    if error := not_symmetric(ctx, op, argument, tensor, fix):
+        raise error
 
 
 def has_contiguous_rows(matrix: torch.Tensor) -> bool:
@@ -218,11 +226,12 @@ def has_contiguous_rows(matrix: torch.Tensor) -> bool:
     return matrix.shape[1] == 1 or matrix.stride(1) == 1
 
 
-def check_rows(op: str, algorithm: str, output: torch.Tensor) -> None:
-    """Raise ShapeError unless the rows of ``output`` are contiguous."""
-    if not has_contiguous_rows(output):
-        fix = "Pass config=None, which takes an algorithm that does without."
-        raise ShapeError(op, "output", f"contiguous rows, for {algorithm}", f"strides {output.stride()}", fix)
+def without_rows(op: str, algorithm: str, output: torch.Tensor) -> ShapeError | None:
+    """The error of an ``output`` whose rows are not contiguous, if ``algorithm`` needs such; else None."""
+    if not TRAITS[op][algorithm].contiguous_rows or has_contiguous_rows(output):
+        return None
+    fix = "Pass config=None, which takes an algorithm that does without."
+    return ShapeError(op, "output", f"contiguous rows, for {algorithm}", f"strides {output.stride()}", fix)
 
 
 def bias_kind(op: str, bias: torch.Tensor | None, rows: int, cols: int) -> int:
