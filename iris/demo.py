@@ -8,8 +8,6 @@ from __future__ import annotations
 import argparse
 import os
 import signal
-import statistics
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,6 +28,7 @@ from iris.bench.options import (
     positive,
     seconds,
 )
+from iris.bench.timing import median_seconds
 from iris.console import Parser, counted, print_table
 from iris.context import Iris, iris
 from iris.errors import BackendError, IrisError, LaunchError
@@ -40,7 +39,6 @@ from iris.progress import progress
 from iris.trace import Event, Trace, draw
 
 OPS = (GATHER, SCATTER)
-_CALLS = 5
 _DTYPES = ("fp16", "bf16", "fp32")
 _GPU_SIZE, _SIM_SIZE = 8192, 512
 _HEADINGS = ("op", "algorithm", "ranks", "M×N×K", "backend", "error", "time", "waited")
@@ -76,14 +74,7 @@ def _check() -> Accuracy:
 
 def _time() -> float:
     assert _ctx is not None and _operands is not None
-    times = []
-    for _ in range(_CALLS):
-        _ctx.barrier()
-        started = time.perf_counter()
-        _operands.call()
-        _ctx.synchronize()
-        times.append(time.perf_counter() - started)
-    return statistics.median(times)
+    return median_seconds(_ctx, _operands.call, together=True)
 
 
 def _algorithms() -> tuple[str, str]:
@@ -122,8 +113,8 @@ def main(argv: Sequence[str]) -> int:
     gpus = torch.cuda.device_count() if choice.name in backends.GPU_BACKENDS else 0
     num_ranks = options.num_ranks or (gpus if gpus > 1 else SIMULATED_RANKS)
     if choice.name != "sim" and num_ranks > gpus and not backends.oversubscribed():
-        os.environ["IRIS_BACKEND"] = "sim"
-        os.execv(sys.executable, [sys.executable, "-m", "iris", "demo", *argv])
+        os.environ["IRIS_BACKEND"] = "sim"  # for the ranks, too
+        choice = backends.detect()
     if trouble := folder_trouble(options.picture_dir):
         parser.error(f"--picture_dir {options.picture_dir}: {trouble}")
     usual = -(-(_SIM_SIZE if choice.name == "sim" else _GPU_SIZE) // num_ranks) * num_ranks

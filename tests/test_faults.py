@@ -412,6 +412,21 @@ def test_a_rank_that_hangs_while_meeting_is_named_in_time(late: int, doomed: iri
             assert failure.took_s < TIMEOUT_S + 1
 
 
+def share_with_a_silent_rank() -> Failure:
+    """The victim is stopped, not dead, when its peers share heaps with it."""
+    if int(os.environ["IRIS_RANK"]) == VICTIM:
+        Mesh.exchange_fd = lambda *_: time.sleep(TIMEOUT_S + 1.5)  # type: ignore[method-assign,assignment]
+    return failure_of(opened_in_vain)
+
+
+@pytest.mark.skipif(BACKEND != "sim", reason="GPUs share no file")
+def test_a_rank_that_hangs_while_heaps_are_shared_is_named_in_time(doomed: iris.RankPool) -> None:
+    for rank, failure in enumerate(doomed.run(share_with_a_silent_rank, timeout_s=30)):
+        if rank != VICTIM:
+            assert failure.kind == "WaitTimeout" and failure.ranks == (VICTIM,), failure
+            assert failure.took_s < TIMEOUT_S + 1
+
+
 @pytest.fixture
 def key(monkeypatch: pytest.MonkeyPatch) -> str:
     """The key of a job whose two ranks are both played by this process."""

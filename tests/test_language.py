@@ -629,6 +629,8 @@ def asserting_kernel(limit, KIND: tl.constexpr):
     at = tl.arange(0, 4)
     if KIND == "device_assert":
         tl.device_assert(at < limit, "too large")
+    elif KIND == "assert of a block":
+        assert at < limit, "too large"
     else:
         assert limit > 4, "too large"
 
@@ -636,7 +638,7 @@ def asserting_kernel(limit, KIND: tl.constexpr):
 def assertions() -> list[Failure]:
     return [
         failure_of(lambda kind=kind, limit=limit: asserting_kernel[(1,)](limit, KIND=kind))
-        for kind in ("device_assert", "assert")
+        for kind in ("device_assert", "assert of a block", "assert")
         for limit in (3, 5)
     ]
 
@@ -644,8 +646,59 @@ def assertions() -> list[Failure]:
 @ONE
 def test_assertions_are_checked(ranks: Ranks) -> None:
     (failures,) = ranks.run(assertions)
-    assert [failure.kind for failure in failures] == ["InterpreterError", "nothing"] * 2
+    assert [failure.kind for failure in failures] == ["InterpreterError", "nothing"] * 3
     assert all("too large" in failure.message for failure in failures[::2])
+
+
+@triton.jit
+def signed(value):
+    if value < 0:
+        return -3
+    else:
+        return 3
+
+
+@triton.jit
+def signed_pair(value):
+    if value < 0:
+        return -3, 1
+    return 3, 2
+
+
+@triton.jit
+def of_kind(KIND: tl.constexpr):
+    if KIND == 0:
+        return 4
+    return 8
+
+
+@triton.jit
+def choosing_kernel(value_ptr, found):
+    value = tl.load(value_ptr)
+    tl.store(found, signed(value) // 2)
+    tl.store(found + 1, (-3 if value < 0 else 3) // 2)
+    tl.store(found + 2, signed_pair(value)[0] // 2)
+    tl.store(found + 3, (signed(value).to(tl.float32) * 2).to(tl.int32))
+    tl.store(found + 4, (value if value > 0 else 7).to(tl.int32))  # type: ignore[union-attr]
+    for i in range(2):
+        tl.store(found + 5 + i, (-3 if i == 0 else 3) // 2)
+    tl.store(found + 7 + tl.arange(0, of_kind(0)), of_kind(1))  # constants as before: the size of a block
+
+
+def choices() -> list[list[int]]:
+    ctx = context()
+    found = ctx.zeros(2, 11, dtype=torch.int32)
+    for row, value in zip(found, (-1, 1), strict=True):
+        choosing_kernel[(1,)](ctx.full((1,), value, dtype=torch.int32), row)
+    ctx.synchronize()
+    return [list(map(int, row)) for row in found]
+
+
+@ONE
+def test_what_is_chosen_when_a_kernel_runs_is_a_tensor(ranks: Ranks) -> None:
+    """It is divided toward zero, and can be cast."""
+    (found,) = ranks.run(choices)
+    assert found == [[-1, -1, -1, -6, 7, -1, 1, 8, 8, 8, 8], [1, 1, 1, 6, 1, -1, 1, 8, 8, 8, 8]]
 
 
 def test_an_interpreted_kernel_has_no_assembly() -> None:

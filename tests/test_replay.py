@@ -16,14 +16,30 @@ from dataclasses import replace
 
 import pytest
 import torch
-from ops_inputs import ALL_REDUCE, GATHER, IN_WORDS, LOCAL, SMALL, Shape, Trial, Way, trial, ways
+from ops_inputs import (
+    ALL_REDUCE,
+    GATHER,
+    IN_WORDS,
+    LAYOUTS,
+    LOCAL,
+    REDUCE_SCATTER,
+    SMALL,
+    Shape,
+    Trial,
+    Way,
+    trial,
+    ways,
+)
 from ranks import BACKEND, Ranks, context, worlds
 
 import iris
+from iris.bench.cases.operands import problem_of
 from iris.ops import FusedConfig, new_workspace
+from iris.ops.candidates import candidates, variations
 from iris.ops.config import min_block_size_k
 from iris.ops.exchange import FLAGS
 from iris.ops.problem import DTYPES
+from iris.ops.target import target_of
 
 REPLAYS = int(os.environ.get("IRIS_REPLAYS") or (3 if BACKEND == "sim" else 300))
 REPLAYED = ways()[::9] if BACKEND == "sim" else ways()
@@ -37,6 +53,9 @@ SOAK_LIMIT_S = 60 + len(ways()) * COMPILE_LIMIT_S + SOAK * CALL_LIMIT_S
 ALIGNED: Shape = (32, 32, 32)
 RAGGED: Shape = (17, 33, 24)
 LATE_S = 0.002
+MOST: Shape = (40, 40, 80) if BACKEND == "sim" else (256, 384, 640)
+"""The most rows, columns and depth of drawn matrices."""
+AT_A_TIME, CALLS_PER_CONFIG = 8, 3 if BACKEND == "sim" else 30
 
 
 class Calls:
@@ -52,8 +71,9 @@ class Calls:
         seed: int,
         captured: bool,
         by_flags: bool = False,
+        layout: str = "plain",
     ) -> None:
-        made = [trial(ctx, way, shape, dtype, seed + index, "column", whole=True) for index in range(3)]
+        made = [trial(ctx, way, shape, dtype, seed + index, "column", layout, whole=True) for index in range(3)]
         self.live, *self.numbers = made
         self.expected = [expected(one) for one in self.numbers]
         self.wrong = torch.zeros(len(self.numbers), dtype=torch.int64, device=ctx.device)
@@ -161,6 +181,59 @@ def soak(count: int, seed: int) -> dict[str, list[int]]:
 @pytest.mark.parametrize("ranks", worlds(2, 8) if BACKEND != "sim" else worlds(3, 3), indirect=True)
 def test_soak(ranks: Ranks, seed: int) -> None:
     for rank, found in enumerate(ranks.run(soak, SOAK, seed, limit_s=SOAK_LIMIT_S)):
+        for name, wrong in found.items():
+            assert wrong == [0, 0], (rank, name)
+
+
+def drawn(ctx: iris.Iris, chance: random.Random) -> tuple[str, Calls]:
+    """Calls of any way on matrices of any sizes, with a config that tuning might try there, and what they are."""
+    target = target_of(ctx)
+    while True:
+        way, dtype, layout = chance.choice(ways()), chance.choice(DTYPES), chance.choice(LAYOUTS)
+        rows, n, depth = (chance.choice((chance.randrange(1, most), most)) for most in MOST)
+        rows = -(-rows // ctx.world_size) * ctx.world_size if way.even_rows else rows
+        multiplied = {GATHER: (1 - way.gather_dim, way.gather_dim), REDUCE_SCATTER: (1, 0)}.get(way.op, (0, 0))
+        m, k = (size * ctx.world_size**more for size, more in zip((rows, depth), multiplied, strict=True))
+        problem = problem_of(way.op, (m, n, k), dtype, ctx.world_size, way.gather_dim)
+        configs = list(candidates(problem, target, wide=True, algorithm=way.algorithm))
+        if not configs:
+            continue
+        config = chance.choice(configs)
+        config = chance.choice([config, *variations(problem, config, target)])
+        if config.num_sms is None or config.num_sms >= way.least_programs:
+            break
+    calls = Calls(ctx, way, (rows, n, depth), dtype, config, chance.randrange(1 << 30), False, layout=layout)
+    return f"{way}, {rows} x {n} x {depth}, {dtype}, {layout}: {config}", calls
+
+
+def mixed_configs(count: int, seed: int) -> dict[str, list[int]]:
+    """Wrong calls among ``count`` of drawn ones in random order, a few kinds at a time, without barriers."""
+    ctx = context()
+    together, alone = random.Random(seed), random.Random(seed + 1 + ctx.rank)
+    kept: dict[str, Calls] = {}
+    wrong: dict[str, list[int]] = {}
+
+    def forget(left: int) -> None:
+        while len(kept) > left:
+            name = next(iter(kept))
+            wrong[name] = kept.pop(name).wrong.tolist()
+
+    for call in range(count):
+        if call % CALLS_PER_CONFIG == 0:
+            name, calls = drawn(ctx, together)
+            kept[name] = calls
+            forget(AT_A_TIME)
+        linger(alone, ctx.world_size)
+        kept[together.choice([*kept])].next(together.randrange(2))
+    forget(0)
+    return wrong
+
+
+@pytest.mark.timeout(SOAK_LIMIT_S + 30)
+@pytest.mark.parametrize("ranks", worlds(2, 8) if BACKEND != "sim" else worlds(2, 2), indirect=True)
+def test_any_config(ranks: Ranks, seed: int) -> None:
+    """The other tests use small tiles only."""
+    for rank, found in enumerate(ranks.run(mixed_configs, SOAK, seed, limit_s=SOAK_LIMIT_S)):
         for name, wrong in found.items():
             assert wrong == [0, 0], (rank, name)
 

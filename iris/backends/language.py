@@ -7,7 +7,9 @@
   the value. A ``tl.constexpr`` in an operation with a tensor is its value.
 * **Loops.** A loop variable is a number of 32 or 64 bits (:mod:`iris.backends.indices`).
 * **Assignments.** Numbers in a tuple that is assigned become tensors, as a number that is assigned alone does.
-* **Assertions.** ``tl.device_assert`` is checked whether ``debug`` is set or not, as ``assert`` is.
+* **Choices.** A number that a condition known only when the kernel runs has chosen, by ``x if c else y`` or as one of a
+  function's results, is a tensor.
+* **Assertions.** ``assert`` and ``tl.device_assert`` are checked for each element, whether ``debug`` is set or not.
 * **Axes.** A reduction or scan with a user's function takes negative axes, which count from the last one.
 * **Libraries.** Functions of ``libdevice`` are computed by PyTorch if it has them.
 * **Refusals.** An error says what cannot be simulated. ``break``, ``continue``, ``return`` in a loop, ``raise``,
@@ -72,6 +74,8 @@ _UNCOMPILED = {
     ast.Match: ("match", "take if"),
 }
 """Statements that the compiler does not take at all, by their names, and what to do instead."""
+_DECIDED = "_iris_decided"
+"""The variable of a function that holds the conditions which have decided about its result."""
 _NUMBERS = (tl.tensor, Index)
 """Types of what is known only when the kernel runs."""
 _FLOATS = (tl.float32, tl.float64)
@@ -87,7 +91,8 @@ def install() -> None:
     upstream._iris_condition, upstream._iris_call = _condition, _call
     upstream._iris_indices, upstream._iris_unrolled, upstream._iris_assigned = indices, _unrolled, _assigned
     upstream._iris_refused, upstream._iris_variable = _refused_statement, _refused_variable
-    upstream._iris_place = _place
+    upstream._iris_place, upstream._iris_assert = _place, _assert
+    upstream._iris_choice, upstream._iris_returned = _choice, _returned
     _install_constants()
     _install_axes()
     semantic = type(upstream.interpreter_semantic)
@@ -105,6 +110,8 @@ class _Rewriter(upstream.ASTTransformer):  # type: ignore[misc]
     _constants: frozenset[str] = frozenset()
     _loops = 0
     """The number of loops around the visited statement, without unrolled ones."""
+    _several_results = False
+    """Whether the function returns one value here and another there."""
 
     def visit(self, node: ast.AST) -> Any:
         if isinstance(node, ast.stmt) and (told := _UNCOMPILED.get(type(node))) is not None:
@@ -118,7 +125,13 @@ class _Rewriter(upstream.ASTTransformer):  # type: ignore[misc]
             for one in annotated
             if one.annotation and ast.unparse(one.annotation).strip("'\"").endswith("constexpr")
         )
-        return self.generic_visit(node)
+        results = {ast.dump(one.value) for one in ast.walk(node) if isinstance(one, ast.Return) and one.value}
+        self._several_results = len(results) > 1
+        self.generic_visit(node)
+        if self._several_results:
+            begin = ast.Assign([ast.Name(_DECIDED, ast.Store())], ast.List([], ast.Load()))
+            node.body.insert(0, ast.fix_missing_locations(ast.copy_location(begin, node.body[0])))
+        return node
 
     def visit_Attribute(self, node: ast.Attribute) -> Any:  # noqa: N802
         owner = node.value
@@ -128,9 +141,7 @@ class _Rewriter(upstream.ASTTransformer):  # type: ignore[misc]
 
     def visit_BoolOp(self, node: ast.BoolOp) -> Any:  # noqa: N802
         self.generic_visit(node)
-        nothing = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
-        both = ast.Constant(isinstance(node.op, ast.And))
-        return _calling(node, "_iris_logical", both, *(ast.Lambda(nothing, value) for value in node.values))
+        return _calling(node, "_iris_logical", ast.Constant(isinstance(node.op, ast.And)), *map(_later, node.values))
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> Any:  # noqa: N802
         self.generic_visit(node)
@@ -189,17 +200,30 @@ class _Rewriter(upstream.ASTTransformer):  # type: ignore[misc]
 
     def visit_Return(self, node: ast.Return) -> Any:  # noqa: N802
         self.generic_visit(node)
-        return self._refused(node, "return in a loop", _ELSE_END) if self._loops else node
+        if self._loops:
+            return self._refused(node, "return in a loop", _ELSE_END)
+        if self._several_results and node.value is not None:
+            node.value = _calling(node.value, "_iris_returned", node.value, ast.Name(_DECIDED, ast.Load()))
+        return node
 
     def _refused(self, node: ast.stmt, what: str, fix: str) -> ast.stmt:
         return ast.copy_location(ast.Expr(_calling(node, "_iris_refused", ast.Constant(what), ast.Constant(fix))), node)
 
-    def visit_If(self, node: ast.If | ast.IfExp) -> Any:  # noqa: N802
+    def visit_If(self, node: ast.If) -> Any:  # noqa: N802
+        returns = self._several_results and any(isinstance(one, ast.Return) for one in ast.walk(node))
         self.generic_visit(node)
-        node.test = _calling(node.test, "_iris_condition", node.test)
+        decided = [ast.Name(_DECIDED, ast.Load())] if returns else []
+        node.test = _calling(node.test, "_iris_condition", node.test, *decided)
         return node
 
-    visit_IfExp = visit_If  # noqa: N815
+    def visit_IfExp(self, node: ast.IfExp) -> Any:  # noqa: N802
+        self.generic_visit(node)
+        return _calling(node, "_iris_choice", node.test, _later(node.body), _later(node.orelse))
+
+    def visit_Assert(self, node: ast.Assert) -> Any:  # noqa: N802
+        self.generic_visit(node)
+        checked = _calling(node, "_iris_assert", node.test, node.msg or ast.Constant(""))
+        return ast.copy_location(ast.Expr(checked), node)
 
     def visit_Call(self, node: ast.Call) -> Any:  # noqa: N802
         self.generic_visit(node)
@@ -211,6 +235,12 @@ class _Rewriter(upstream.ASTTransformer):  # type: ignore[misc]
 def _calling(node: ast.AST, name: str, *arguments: ast.expr, keywords: Sequence[ast.keyword] = ()) -> ast.expr:
     """A call of ``name``, to be put in the place of ``node``."""
     return ast.copy_location(ast.Call(ast.Name(name, ast.Load()), [*arguments], [*keywords]), node)
+
+
+def _later(value: ast.expr) -> ast.expr:
+    """A function that computes ``value``."""
+    nothing = ast.arguments(posonlyargs=[], args=[], kwonlyargs=[], kw_defaults=[], defaults=[])
+    return ast.copy_location(ast.Lambda(nothing, value), value)
 
 
 def _forgotten(name: str, node: ast.For) -> list[ast.stmt]:
@@ -310,14 +340,35 @@ def _not(value: Any) -> Any:
     return Truth(not value) if isinstance(value, Index) else not value
 
 
-def _condition(value: Any) -> Any:
+def _condition(value: Any, decided: list[Any] | None = None) -> Any:
     """``value``, the condition of an ``if`` or ``while``, unless it is a block: the interpreter takes all blocks for
-    true."""
+    true. ``decided`` takes note of one that is known only when the kernel runs."""
     if isinstance(value, tl.tensor) and value.handle.data.size != 1:
         raise ValueError(
             "a block is neither true nor false, so no condition for if or while. Use a mask, tl.where, or tl.max of it."
         )
+    if decided is not None and isinstance(value, _NUMBERS):
+        decided.append(value)
     return value
+
+
+def _choice(condition: Any, one: Callable[[], Any], other: Callable[[], Any]) -> Any:
+    """``one() if condition else other()``."""
+    chosen = one() if _condition(condition) else other()
+    return _assigned(chosen) if isinstance(condition, _NUMBERS) else chosen
+
+
+def _returned(value: Any, decided: list[Any]) -> Any:
+    """One of several results of a function; the conditions in ``decided`` have led there."""
+    return _assigned(value) if decided else value
+
+
+def _assert(condition: Any, message: Any) -> None:
+    """``assert condition, message``."""
+    if isinstance(condition, tl.tensor):
+        upstream.interpreter_semantic.device_assert(condition, message)
+    else:
+        assert condition, message
 
 
 def _call(function: Callable[..., Any], *arguments: Any, **options: Any) -> Any:

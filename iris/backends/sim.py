@@ -19,7 +19,7 @@ import torch
 
 from iris.backends.base import Backend, Surroundings, call_on_release
 from iris.backends.mapping import map_apart
-from iris.errors import ArgumentError, BackendError, explaining_too_many_files
+from iris.errors import ArgumentError, BackendError, IrisError, explaining_too_many_files
 from iris.mesh import Mesh
 
 DEFAULT_SMS = 4
@@ -110,6 +110,8 @@ class SimBackend(Backend):
                 os.ftruncate(fd, heap_size)
                 fds |= mesh.exchange_fd("share heap", fd)
                 return map_apart([fds[rank] for rank in sorted(fds)], heap_size)
+        except IrisError:  # a WaitTimeout is an OSError, too
+            raise
         except OSError as error:
             raise BackendError(
                 f"the simulated heap of {heap_size} bytes cannot be mapped: {error}. Choose a smaller heap_size."

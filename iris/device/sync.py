@@ -160,27 +160,7 @@ def wait_all(flag_ptrs, values, peers, valid, handle, site: tl.constexpr = SITE_
     """:func:`wait` for several flags at once: ``flag_ptrs`` is a block of one dimension, masked by ``valid``;
     ``values`` and ``peers`` are blocks of the same shape, or one number for all. Returns whether all were reached;
     False only if the wait expired."""
-    _require_row(flag_ptrs)
-    _require_peers(peers, handle)
-    require_site(site)
-    values = _as_epoch(values)
-    ahead = _poll_all(flag_ptrs, values, valid, site)
-    least = tl.min(ahead)
-    if least < 0:
-        started = clock_ns()
-        stopped = 0
-        polls = 0
-        gone = 0
-        while (least < 0) & (stopped == 0):
-            if polls == POLLS_PER_CHECK:
-                late = tl.arange(0, ahead.shape[0]) == tl.argmin(ahead, 0)
-                stopped, gone = _check_lane(late, flag_ptrs, values, peers, gone, started, handle, site)
-                polls = 0
-            ahead = _poll_all(flag_ptrs, values, valid, site)
-            least = tl.min(ahead)
-            polls += 1
-    tl.debug_barrier()
-    return least >= 0
+    return _wait_row(flag_ptrs, values, peers, valid, handle, site, True) == flag_ptrs.shape[0]
 
 
 @triton.jit
@@ -191,24 +171,32 @@ def wait_leading(flag_ptrs, values, peers, valid, handle, site: tl.constexpr = S
 
     Sync: acquires what the signallers of the flags counted released. Bounded: as :func:`wait`.
     """
+    return max(_wait_row(flag_ptrs, values, peers, valid, handle, site, False), 1)
+
+
+@triton.jit
+def _wait_row(flag_ptrs, values, peers, valid, handle, site: tl.constexpr, ALL: tl.constexpr):
+    """Wait until the first flag is reached, or ``ALL``. Returns how many are, from the first on. Flags that are not
+    valid count as reached if ``ALL``, else as not reached."""
     _require_row(flag_ptrs)
     _require_peers(peers, handle)
     require_site(site)
     values = _as_epoch(values)
-    lanes = tl.arange(0, valid.shape[0])
-    leading = _leading(flag_ptrs, values, valid, lanes, site)
-    if leading == 0:
+    lanes = tl.arange(0, flag_ptrs.shape[0])
+    least: tl.constexpr = flag_ptrs.shape[0] if ALL else 1
+    leading = _leading(flag_ptrs, values, valid, lanes, site, ALL)
+    if leading < least:
         started = clock_ns()
         stopped = 0
         polls = 0
         gone = 0
-        while (leading == 0) & (stopped == 0):
+        while (leading < least) & (stopped == 0):
             if polls == POLLS_PER_CHECK:
-                stopped, gone = _check_lane(lanes == 0, flag_ptrs, values, peers, gone, started, handle, site)
+                late = lanes == leading
+                stopped, gone = _check_lane(late, flag_ptrs, values, peers, gone, started, handle, site)
                 polls = 0
-            leading = _leading(flag_ptrs, values, valid, lanes, site)
+            leading = _leading(flag_ptrs, values, valid, lanes, site, ALL)
             polls += 1
-        leading = max(leading, 1)
     tl.debug_barrier()
     return leading
 
@@ -220,17 +208,12 @@ def _poll(flag_ptr):
 
 
 @triton.jit
-def _poll_all(flag_ptrs, values, valid, site: tl.constexpr):
-    """How far each flag is ahead of its value; negative where it must still be waited for."""
+def _leading(flag_ptrs, values, valid, lanes, site: tl.constexpr, ALL: tl.constexpr):
+    """One look at all flags: how many, from the first on, are reached; see :func:`_wait_row`."""
     seen = tl.atomic_add(flag_ptrs, 0, mask=valid, sem="acquire", scope="sys")
-    return tl.where(valid, _ahead(seen, values, site), 0)
-
-
-@triton.jit
-def _leading(flag_ptrs, values, valid, lanes, site: tl.constexpr):
-    """How many flags, from the first on, are reached."""
-    reached = valid & (_poll_all(flag_ptrs, values, valid, site) >= 0)
-    return tl.min(tl.where(reached, valid.shape[0], lanes))
+    reached = _ahead(seen, values, site) >= 0
+    reached = ~valid | reached if ALL else valid & reached
+    return tl.min(tl.where(reached, lanes.shape[0], lanes))
 
 
 @triton.jit

@@ -243,8 +243,8 @@ def exchange_kernel(
                     tl.store(tile_pointers(result, result.ptr, r, c), value, mask=tile_mask(tile))
         if EVERYWHERE:
             sums = ready + WORLD * MAX_PROGRAMS
-            signal_all(sums + me * MAX_PROGRAMS + program, epoch, peers, others, handle)
-            wait_all(sums + peers * MAX_PROGRAMS + program, epoch, peers, others, handle, SITE)
+            signal_all(sums + me * MAX_PROGRAMS + program, epoch, peers, valid, handle)
+            wait_all(sums + peers * MAX_PROGRAMS + program, epoch, peers, valid, handle, SITE)
     end_own_epoch(epochs, epoch, tl.num_programs(0))
 
 
