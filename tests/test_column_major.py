@@ -105,7 +105,7 @@ def copies_of_b() -> tuple[int, int, int]:
         found = [one.local for one in kept if isinstance(one, FusedWorkspace)]
         return (
             sum("columns" in str(key) for local in found for key in local),
-            sum("columns" in str(key) for key in own.local), int(target.takes_columns_only(ctx)),
+            sum("columns" in str(key) for key in own.alone.local), int(target.takes_columns_only(ctx)),
         )  # fmt: skip
 
 

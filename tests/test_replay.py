@@ -30,7 +30,7 @@ from ops_inputs import (
     trial,
     ways,
 )
-from ranks import BACKEND, Ranks, context, worlds
+from ranks import BACKEND, Ranks, context, fresh, worlds
 
 import iris
 from iris.bench.cases.operands import problem_of
@@ -55,6 +55,7 @@ RAGGED: Shape = (17, 33, 24)
 LATE_S = 0.002
 MOST: Shape = (40, 40, 80) if BACKEND == "sim" else (256, 384, 640)
 """The most rows, columns and depth of drawn matrices."""
+MIXED_HEAP = 1 << (26 if BACKEND == "sim" else 31)
 AT_A_TIME, CALLS_PER_CONFIG = 8, 3 if BACKEND == "sim" else 30
 
 
@@ -208,24 +209,25 @@ def drawn(ctx: iris.Iris, chance: random.Random) -> tuple[str, Calls]:
 
 def mixed_configs(count: int, seed: int) -> dict[str, list[int]]:
     """Wrong calls among ``count`` of drawn ones in random order, a few kinds at a time, without barriers."""
-    ctx = context()
-    together, alone = random.Random(seed), random.Random(seed + 1 + ctx.rank)
-    kept: dict[str, Calls] = {}
     wrong: dict[str, list[int]] = {}
+    with fresh(MIXED_HEAP) as ctx:
+        together, alone = random.Random(seed), random.Random(seed + 1 + ctx.rank)
+        kept: dict[str, Calls] = {}
 
-    def forget(left: int) -> None:
-        while len(kept) > left:
-            name = next(iter(kept))
-            wrong[name] = kept.pop(name).wrong.tolist()
+        def forget(left: int) -> None:
+            while len(kept) > left:
+                name = next(iter(kept))
+                wrong[name] = kept.pop(name).wrong.tolist()
 
-    for call in range(count):
-        if call % CALLS_PER_CONFIG == 0:
-            name, calls = drawn(ctx, together)
-            kept[name] = calls
-            forget(AT_A_TIME)
-        linger(alone, ctx.world_size)
-        kept[together.choice([*kept])].next(together.randrange(2))
-    forget(0)
+        for call in range(count):
+            if call % CALLS_PER_CONFIG == 0:
+                name, calls = drawn(ctx, together)
+                kept[name] = calls
+                forget(AT_A_TIME)
+            linger(alone, ctx.world_size)
+            kept[together.choice([*kept])].next(together.randrange(2))
+        forget(0)
+        ctx.synchronize()
     return wrong
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ from ops_inputs import ALL_REDUCE, GATHER, LAYOUTS, SCATTER, SMALL, Trial, Way, 
 from ranks import BACKEND, Failure, Ranks, context, failure_of, fresh, worlds
 
 from iris.device.tile import ScalePointers, Tile, scaled
+from iris.errors import ArgumentError
 from iris.ops import FusedConfig, Problem, Target, new_workspace
-from iris.ops.algorithms import LIBRARY
+from iris.ops.algorithms import LIBRARY, TRAITS
 from iris.ops.choice import Adjusted, resolve
 from iris.ops.launching import run, start_kernel
 from iris.ops.plan import Plan
@@ -258,8 +260,15 @@ def test_auto_leaves_blocks_to_the_library(ranks: Ranks) -> None:
     )  # then the matmul: with K = 256 Iris's kernel
 
 
-def resolved(config: Any = None, *, least_room: bool = False, **options: Any) -> FusedConfig:
-    """The config of a gather on two GPUs with scales of blocks. ``least_room``: the heap has room for ``pull`` only."""
+def resolved(
+    config: Any = None, *, least_room: bool = False, taken_by: Collection[str] = TRAITS[GATHER], **options: Any
+) -> FusedConfig:
+    """The config of a gather on two GPUs with scales of blocks. ``least_room``: the heap has room for ``pull`` only.
+    ``taken_by``: the algorithms that take the operands."""
+
+    def refused(algorithm: str) -> ArgumentError | None:
+        return None if algorithm in taken_by else ArgumentError(GATHER, "A_sharded", "another one", "this")
+
     kept: dict[Any, Any] = {}
     ctx = mock.Mock(
         backend_name="cuda", num_sms=132, rank=1, heap_largest_free_bytes=0 if least_room else 1 << 40,
@@ -269,13 +278,13 @@ def resolved(config: Any = None, *, least_room: bool = False, **options: Any) ->
     problem = Problem(GATHER, 8192, 4096, 4096, FP8, 2, 0, True, torch.bfloat16)
     scales = Scales(torch.ones(4096, 32), torch.ones(32, 32))
     with mock.patch("iris.ops.choice.target_of", lambda _, excluded=(): replace(target, excluded=excluded)):
-        return resolve(ctx, problem, config, None, scales=scales, **{"trace": False, **options})
+        return resolve(ctx, problem, config, None, refused=refused, scales=scales, **{"trace": False, **options})
 
 
 def test_auto_takes_other_algorithms_where_none_of_the_library_may_be_taken() -> None:
     """Once a call with a trace had none left, and ran by one that cannot be traced, or does not take the operands."""
     assert resolved().algorithm in LIBRARY
-    traced = resolved(trace=True, takes=lambda one: one not in ("copy_engine", "pull"))
+    traced = resolved(trace=True, taken_by=TRAITS[GATHER].keys() - {"copy_engine", "pull"})
     assert traced.algorithm in ("push", "hbm_buffer")
 
 
@@ -285,7 +294,12 @@ def test_auto_takes_other_algorithms_where_there_is_no_room_for_those_of_the_lib
 
 def test_where_there_is_no_room_for_any_the_least_that_is_missing_is_told() -> None:
     """It is told although those of the library were left out in favour of others."""
-    assert resolved(least_room=True, takes=lambda one: one in ("decomposed", "push")).algorithm == "decomposed"
+    assert resolved(least_room=True, taken_by=("decomposed", "push")).algorithm == "decomposed"
+
+
+def test_an_algorithm_by_name_that_does_not_take_the_operands_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="A_sharded: expected another one, got this"):
+        resolved("push", taken_by=("pull",))
 
 
 def test_what_is_given_of_a_config_is_kept_where_blocks_have_scales() -> None:
