@@ -30,7 +30,7 @@ from ops_inputs import (
     trial,
     ways,
 )
-from ranks import BACKEND, Ranks, context, fresh, worlds
+from ranks import BACKEND, FIRST_TIMEOUT_S, Ranks, context, fresh, worlds
 
 import iris
 from iris.bench.cases.operands import problem_of
@@ -210,7 +210,7 @@ def drawn(ctx: iris.Iris, chance: random.Random) -> tuple[str, Calls]:
 def mixed_configs(count: int, seed: int) -> dict[str, list[int]]:
     """Wrong calls among ``count`` of drawn ones in random order, a few kinds at a time, without barriers."""
     wrong: dict[str, list[int]] = {}
-    with fresh(MIXED_HEAP) as ctx:
+    with fresh(MIXED_HEAP, FIRST_TIMEOUT_S) as ctx:  # kernels are compiled all along, for workspaces that exist, too
         together, alone = random.Random(seed), random.Random(seed + 1 + ctx.rank)
         kept: dict[str, Calls] = {}
 
