@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -221,6 +222,12 @@ def test_every_error_is_public() -> None:
 
 def test_assembly_is_in_one_file() -> None:
     users = {module_name(file) for file in FILES if "inline_asm" in file.read_text()}
+    assert users == {"iris.device.arch"}
+
+
+def test_device_code_asks_for_the_vendor_in_one_file() -> None:
+    asked = re.compile(r"\b(is_hip\w*|is_cuda|on_amd|has_tma|cuda_capability_geq)\b")
+    users = {module_name(file) for file in FILES if asked.search(file.read_text())}
     assert users == {"iris.device.arch"}
 
 

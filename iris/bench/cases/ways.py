@@ -39,7 +39,7 @@ from iris.ops.pick import model_pick
 from iris.ops.target import target_of
 from iris.results import COMPARATORS, MATMUL, OPPONENTS, PICKED
 
-NCCL, SYMM_MEM = OPPONENTS
+NCCL = OPPONENTS[0]
 AUTO, UNTUNED = PICKED
 STREAM_K = {"stream_k_one_tile": False, "stream_k_two_tiles": True}
 """Ways of the local matmul with Stream-K, and whether they split up to two tiles per program."""
