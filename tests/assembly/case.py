@@ -35,10 +35,11 @@ def in_turn(values: Sequence[T]) -> Sequence[T]:
 
 
 def turns_of(number: int, targets: Sequence[str], old: int = OLD, turn: int = TURN) -> Sequence[str]:
-    """The ``targets`` for which this Triton compiles kernel ``number``: one GPU of each vendor. The other Triton
-    compiles it for the others; after two turns each has compiled it for all."""
-    mine = (number + old + turn) % 2
-    return targets if len(targets) == 1 else [one for one in (CUDA[mine], HIP[mine]) if one in targets]
+    """The one of ``targets`` for which this Triton compiles kernel ``number``: a GPU of one vendor. The other Triton
+    compiles it for one of the other vendor's; after four turns each has compiled it for all."""
+    vendors = [those for one in (CUDA, HIP) if (those := [target for target in one if target in targets])]
+    mine = vendors[(number + old + turn) % len(vendors)]
+    return [mine[(number // 2 + turn // 2) % len(mine)]]
 
 
 @dataclass(frozen=True)

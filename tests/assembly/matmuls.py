@@ -249,7 +249,7 @@ def matmul_case(
 def matmuls(old: int | None = None, turn: int = TURN) -> list[Case]:
     """For every op, its first variant for sm_90 and gfx942, and one without Stream-K, if there is one, for the other
     two GPUs; and all variants for sm_90. With ``old``, those that one of the two Tritons compiles in this ``turn``: an
-    op for one GPU of each vendor, and an eighth of the other variants."""
+    op for one GPU, and an eighth of the other variants."""
     first = {variant[0]: variant for variant in reversed(VARIANTS)}
     light = {variant[0]: variant for variant in sorted(VARIANTS, key=lambda variant: not variant[-1])}
     others = [variant for variant in VARIANTS if variant != first[variant[0]]]
