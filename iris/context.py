@@ -402,6 +402,11 @@ class Iris(Live, SymmetricHeap, RankLogger, Aliases):
                 and seen.
             PeerDied: a rank's process is gone; the error names the rank.
         """
+        self._check(op)
+
+    def _check(self, op: str) -> None:
+        """:meth:`check` for what is never traced, such as every call of an op, on which a look for a tracer would be
+        lost."""
         self._require_open(op)
         self._failure.check()
 

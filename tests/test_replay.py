@@ -178,12 +178,17 @@ def soak(count: int, seed: int) -> dict[str, list[int]]:
     return {name: calls.wrong.tolist() for name, calls in kept.items()}
 
 
+def none_is_wrong(ranks: Ranks, calls: Callable[[int, int], dict[str, list[int]]], seed: int) -> None:
+    """Assert that no rank has found a wrong result in ``SOAK`` of ``calls``."""
+    for rank, found in enumerate(ranks.run(calls, SOAK, seed, limit_s=SOAK_LIMIT_S)):
+        for name, wrong in found.items():
+            assert wrong == [0, 0], (rank, name)
+
+
 @pytest.mark.timeout(SOAK_LIMIT_S + 30)
 @pytest.mark.parametrize("ranks", worlds(2, 8) if BACKEND != "sim" else worlds(3, 3), indirect=True)
 def test_soak(ranks: Ranks, seed: int) -> None:
-    for rank, found in enumerate(ranks.run(soak, SOAK, seed, limit_s=SOAK_LIMIT_S)):
-        for name, wrong in found.items():
-            assert wrong == [0, 0], (rank, name)
+    none_is_wrong(ranks, soak, seed)
 
 
 def drawn(ctx: iris.Iris, chance: random.Random) -> tuple[str, Calls]:
@@ -196,13 +201,10 @@ def drawn(ctx: iris.Iris, chance: random.Random) -> tuple[str, Calls]:
         multiplied = {GATHER: (1 - way.gather_dim, way.gather_dim), REDUCE_SCATTER: (1, 0)}.get(way.op, (0, 0))
         m, k = (size * ctx.world_size**more for size, more in zip((rows, depth), multiplied, strict=True))
         problem = problem_of(way.op, (m, n, k), dtype, ctx.world_size, way.gather_dim)
-        configs = list(candidates(problem, target, wide=True, algorithm=way.algorithm))
-        if not configs:
-            continue
-        config = chance.choice(configs)
-        config = chance.choice([config, *variations(problem, config, target)])
-        if config.num_sms is None or config.num_sms >= way.least_programs:
+        if configs := list(candidates(problem, target, wide=True, algorithm=way.algorithm)):
             break
+    config = chance.choice(configs)
+    config = chance.choice([config, *variations(problem, config, target)])
     calls = Calls(ctx, way, (rows, n, depth), dtype, config, chance.randrange(1 << 30), False, layout=layout)
     return f"{way}, {rows} x {n} x {depth}, {dtype}, {layout}: {config}", calls
 
@@ -235,9 +237,7 @@ def mixed_configs(count: int, seed: int) -> dict[str, list[int]]:
 @pytest.mark.parametrize("ranks", worlds(2, 8) if BACKEND != "sim" else worlds(2, 2), indirect=True)
 def test_any_config(ranks: Ranks, seed: int) -> None:
     """The other tests use small tiles only."""
-    for rank, found in enumerate(ranks.run(mixed_configs, SOAK, seed, limit_s=SOAK_LIMIT_S)):
-        for name, wrong in found.items():
-            assert wrong == [0, 0], (rank, name)
+    none_is_wrong(ranks, mixed_configs, seed)
 
 
 def small_large_small(way: Way, seed: int) -> list[float]:

@@ -161,7 +161,7 @@ def replayed(op: Callable[P, torch.Tensor]) -> Callable[P, torch.Tensor]:
         ctx, *others = args or (kwargs.pop("ctx", None),)
         if not isinstance(ctx, Iris):
             return not_on_a_context(ctx, *others, **kwargs)
-        ctx.check(op.__name__)  # first: in a forked child CUDA must not be called
+        ctx._check(op.__name__)  # first: in a forked child CUDA must not be called
         if not ctx._is_on_device:
             with ctx.on_device():
                 return call(ctx, *others, **kwargs)
